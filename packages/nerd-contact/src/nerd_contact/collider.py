@@ -1,0 +1,162 @@
+"""Primitive collider: the robot's spheres and capsule samples against a plane and boxes, in torch.
+
+Batched, differentiable, compilable; used inside rollouts, where a simulator's contact buffers do not exist.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from nerd_core import RobotSpec
+from nerd_core.rotation import quat_to_matrix
+from torch import Tensor
+
+from .contacts import ContactSet, Counterpart
+from .kinematics import Kinematics
+
+__all__ = ["PrimitiveCollider", "Probe"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """A sphere fixed to a link.
+
+    Attributes:
+        name: Name.
+        body: Index of the link in the RobotSpec.
+        pos: Centre in the link's frame [m].
+        radius: Radius [m].
+        friction: Sliding friction of the robot's surface there.
+    """
+
+    name: str
+    body: int
+    pos: tuple[float, float, float]
+    radius: float
+    friction: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {**asdict(self), "pos": list(self.pos)}
+
+
+class PrimitiveCollider:
+    """Contact rows of one robot in a scene of the plane z = 0 and static boxes.
+
+    A scene is a dict of tensors: ``box_center`` (B, N, 3) [m], ``box_half`` (B, N, 3) half sizes [m], ``box_yaw``
+    (B, N) [rad], all in the world frame, and ``friction`` (B, 1 + N), the plane first. As in MuJoCo the friction of
+    a pair is the larger of the two. Each probe gives one row against the plane and one against each box.
+
+    Args:
+        robot: The robot; must have a floating base.
+        probes: Its spheres.
+        margin: Rows with a larger gap are masked [m].
+        ground_only: See the plane and nothing else (the fixed-point baseline of NeRD).
+        merge: Keep only the deepest surface of each probe: one row per probe.
+        max_rows: Rows kept, the deepest first; None for all.
+    """
+
+    def __init__(
+        self,
+        robot: RobotSpec,
+        probes: tuple[Probe, ...],
+        *,
+        margin: float = 0.08,
+        ground_only: bool = False,
+        merge: bool = False,
+        max_rows: int | None = None,
+    ) -> None:
+        if not robot.floating:
+            raise ValueError(f"robot {robot.name} has a fixed base, expected a floating one")
+        if not probes:
+            raise ValueError("probes is empty, expected at least one sphere")
+        if not margin > 0:
+            raise ValueError(f"margin is {margin}, expected a positive distance [m]")
+        self.kinematics = Kinematics(robot)
+        self.probes, self.margin = probes, margin
+        self.ground_only, self.merge, self.max_rows = ground_only, merge, max_rows
+        self._body = [p.body for p in probes]
+
+    def __call__(self, state: Tensor, scene: Mapping[str, Tensor]) -> ContactSet:
+        """Contact rows of states (B, ..., nq + nv) in scenes whose tensors have the leading size B."""
+        local = state.new_tensor([p.pos for p in self.probes])
+        radius = state.new_tensor([p.radius for p in self.probes])
+        grip = state.new_tensor([p.friction for p in self.probes])
+        motion = self.kinematics(state)
+        centre, linvel = motion.points(self._body, local)  # (..., P, 3), base frame
+        angvel = motion.angvel[..., self._body, :]
+        base = quat_to_matrix(state[..., 3:7])  # (..., 3, 3)
+        world = state[..., None, :3] + (base[..., None, :, :] * centre[..., None, :]).sum(-1)
+        extra = state.dim() - 2
+
+        def over(value: Tensor) -> Tensor:  # scene tensors broadcast over the axes between B and the probes
+            return value.reshape(value.shape[0], *([1] * extra), *value.shape[1:]).to(state.dtype)
+
+        friction = over(scene["friction"])
+        up = torch.zeros_like(world)
+        up[..., 2] = 1
+        gaps, normals, grips = [world[..., 2] - radius], [up], [torch.maximum(grip, friction[..., :1])]
+        if not self.ground_only:
+            boxes = [over(scene[k]) for k in ("box_center", "box_half", "box_yaw")]
+            for n in range(boxes[0].shape[-2]):
+                distance, normal = _box_distance(
+                    world - boxes[0][..., n, None, :], boxes[1][..., n, None, :], boxes[2][..., n, None]
+                )
+                gaps.append(distance - radius)
+                normals.append(normal)
+                grips.append(torch.maximum(grip, friction[..., n + 1, None]))
+        gap, normal, mu = torch.stack(gaps, -2), torch.stack(normals, -3), torch.stack(grips, -2)
+        if self.merge:
+            deepest = gap.argmin(-2, keepdim=True)
+            gap, mu = gap.gather(-2, deepest), mu.gather(-2, deepest)
+            normal = normal.gather(-3, deepest[..., None].expand(*deepest.shape, 3))
+        normal = (base.transpose(-1, -2)[..., None, None, :, :] * normal[..., None, :]).sum(-1)
+        arm = -normal * radius[:, None]  # from the sphere's centre to its surface
+        point = centre[..., None, :, :] + arm
+        spin = angvel[..., None, :, :].expand_as(arm)
+        velocity = linvel[..., None, :, :] + torch.linalg.cross(spin, arm)
+        return self._rows(point, normal, gap, velocity, mu)
+
+    def _rows(
+        self, point: Tensor, normal: Tensor, gap: Tensor, velocity: Tensor, friction: Tensor
+    ) -> ContactSet:
+        surfaces = gap.shape[-2]
+        gap, friction = gap.flatten(-2), friction.expand_as(gap).flatten(-2)
+        mask = gap < self.margin
+        link = torch.tensor(self._body, device=gap.device).repeat(surfaces).expand(gap.shape)
+        rows = ContactSet(
+            point=point.flatten(-3, -2),
+            normal=normal.flatten(-3, -2),
+            gap=gap,
+            velocity=velocity.flatten(-3, -2),
+            friction=friction,
+            link=link,
+            kind=torch.full_like(link, Counterpart.STATIC),
+            mask=mask,
+            count=mask.sum(-1),
+        )
+        return rows if self.max_rows is None else rows.deepest(self.max_rows)
+
+
+def _box_distance(offset: Tensor, half: Tensor, yaw: Tensor) -> tuple[Tensor, Tensor]:
+    """Signed distance [m] of points to a yawed box and the outward normal, both in the world frame.
+
+    Outside, the distance to the nearest point of the box; inside, minus the distance to the nearest face.
+    """
+    c, s = yaw.cos()[..., None], yaw.sin()[..., None]
+    x, y, z = offset[..., :1], offset[..., 1:2], offset[..., 2:]
+    local = torch.cat([c * x + s * y, c * y - s * x, z], -1)
+    out = local - torch.maximum(torch.minimum(local, half), -half)
+    squared = (out * out).sum(-1, keepdim=True)
+    outside = squared > 1e-14
+    length = torch.where(outside, squared, torch.ones_like(squared)).sqrt()
+    depth = half - local.abs()
+    least = depth.min(-1, keepdim=True).values
+    # Inside, the face that is least deep; a tie at an edge picks one face, as MuJoCo does.
+    first = torch.nn.functional.one_hot(depth.argmin(-1), 3).to(local.dtype)
+    inward = torch.where(local < 0, -first, first)
+    normal = torch.where(outside, out / length, inward)
+    distance = torch.where(outside, length, -least)[..., 0]
+    nx, ny, nz = normal[..., :1], normal[..., 1:2], normal[..., 2:]
+    return distance, torch.cat([c * nx - s * ny, s * nx + c * ny, nz], -1)

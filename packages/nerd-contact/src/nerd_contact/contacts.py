@@ -1,0 +1,70 @@
+"""Contact sets: what the robot touches, or is about to touch, wherever that is."""
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["ContactSet", "Counterpart"]
+
+
+class Counterpart(IntEnum):
+    """What a contact row is against."""
+
+    STATIC = 0
+    DYNAMIC = 1
+    SELF = 2
+
+
+class ContactSet(NamedTuple):
+    """K contact rows per world, padded, in no particular order.
+
+    Rows are kept while the gap is below a margin at least as large as a point can travel in one model step, so a
+    contact is seen before it happens.
+
+    Attributes:
+        point: Point on the robot's surface, base frame [m], shape (..., K, 3).
+        normal: Unit normal towards the robot, base frame, shape (..., K, 3).
+        gap: Signed distance, negative inside [m], shape (..., K).
+        velocity: Velocity of the robot's point relative to the counterpart, base frame [m/s], shape (..., K, 3).
+        friction: Sliding friction coefficient, shape (..., K).
+        link: Index of the robot's link, shape (..., K), int64.
+        kind: :class:`Counterpart`, shape (..., K), int64.
+        mask: True for rows that exist, shape (..., K), bool. What stands in other rows must not matter.
+        count: Rows that existed before any were dropped for want of room, shape (...,), int64.
+    """
+
+    point: Tensor
+    normal: Tensor
+    gap: Tensor
+    velocity: Tensor
+    friction: Tensor
+    link: Tensor
+    kind: Tensor
+    mask: Tensor
+    count: Tensor
+
+    @property
+    def overflow(self) -> Tensor:
+        """Rows that were dropped, shape (...,), int64."""
+        return self.count - self.mask.sum(-1)
+
+    def deepest(self, rows: int) -> "ContactSet":
+        """The ``rows`` rows of smallest gap; ``count`` keeps the true number."""
+        if self.gap.shape[-1] <= rows:
+            return self
+        depth = torch.where(self.mask, self.gap, torch.inf)
+        keep = depth.topk(rows, -1, largest=False).indices
+        wide = keep[..., None].expand(*keep.shape, 3)
+        return ContactSet(
+            self.point.gather(-2, wide),
+            self.normal.gather(-2, wide),
+            self.gap.gather(-1, keep),
+            self.velocity.gather(-2, wide),
+            self.friction.gather(-1, keep),
+            self.link.gather(-1, keep),
+            self.kind.gather(-1, keep),
+            self.mask.gather(-1, keep),
+            self.count,
+        )

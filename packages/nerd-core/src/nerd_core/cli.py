@@ -1,0 +1,273 @@
+"""The ``nerd-core`` command: record CartPole, train, evaluate."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from .artifact import load_context_encoder, load_model
+from .cartpole import collect_cartpole
+from .dataset import Trajectories, TrajectoryDataset, split
+from .evaluate import Evaluation, affine_baseline, evaluate
+from .model import FlashNerdConfig
+from .storage import read_json
+from .train import TrainConfig, select_device, train
+
+__all__ = ["main"]
+
+BAD_INPUT, INTERRUPTED = 2, 130
+AFFINE_TRAJECTORIES = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectCartpole:
+    """Record random CartPole trajectories with the built-in analytical teacher.
+
+    Example: nerd-core collect-cartpole --out cartpole-data --trajectories 10000
+    """
+
+    out: Path
+    """Dataset folder to create."""
+    trajectories: int = 10_000
+    """Number of trajectories."""
+    horizon: int = 100
+    """Model steps of each trajectory, 1/60 s each."""
+    seed: int = 0
+    """Seed of starts and forces."""
+    resume: bool = False
+    """Go on with an interrupted recording."""
+
+    def run(self) -> None:
+        """Record and report."""
+        dataset = collect_cartpole(
+            self.out,
+            trajectories=self.trajectories,
+            horizon=self.horizon,
+            seed=self.seed,
+            resume=self.resume,
+        )
+        _say(
+            f"{self.out}: {dataset.num_trajectories} trajectories of {dataset.horizon} steps, "
+            f"digest {dataset.digest[:12]}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Fit a model to one or more datasets of the same robot.
+
+    Example: nerd-core train cartpole-data --out cartpole-run
+    """
+
+    datasets: tyro.conf.Positional[tuple[Path, ...]]
+    """Dataset folders."""
+    out: Path
+    """Run folder to create."""
+    resume: bool = False
+    """Go on from the run's last checkpoint, with the same settings."""
+    init_from: Path | None = None
+    """Model folder to start from."""
+    context: str | None = None
+    """Kind of context encoder, for example contact-set; an installed package must offer it."""
+    context_config: Path | None = None
+    """JSON file with the encoder's settings; without it the dataset's own, if it carries any."""
+    model: Annotated[FlashNerdConfig, tyro.conf.arg(name="")] = field(
+        default_factory=FlashNerdConfig
+    )
+    config: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
+
+    def run(self) -> None:
+        """Train and report."""
+        datasets = [TrajectoryDataset.open(path) for path in self.datasets]
+        best = train(
+            datasets,
+            self.model,
+            self.config,
+            out=self.out,
+            context_encoder=self._encoder(datasets[0]) if datasets else None,
+            init_from=self.init_from,
+            resume=self.resume,
+        )
+        error = read_json(best / "manifest.json", what="model manifest")["metrics"]
+        _say(f"{best}: held-out rollout error {error['rollout_error']}")
+
+    def _encoder(self, dataset: TrajectoryDataset) -> Any:
+        if self.context is None:
+            return None
+        if self.context_config is not None:
+            config = read_json(self.context_config, what="context config")
+        else:
+            config = dataset.manifest["extra"].get("context", {}).get(self.context, {})
+        # The encoder's initial weights follow the seed, as the rest of the network does.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.config.seed)
+            return load_context_encoder({"kind": self.context, "config": config}, dataset.robot)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eval:
+    """Rollout error of a model on a dataset, beside the zero-increment and affine baselines.
+
+    A dataset that the model was trained on is cut to its held-out trajectories. The last line on
+    standard output is one JSON document.
+
+    Example: nerd-core eval cartpole-run cartpole-data
+    """
+
+    model: tyro.conf.Positional[Path]
+    """Run folder or model folder."""
+    dataset: tyro.conf.Positional[Path]
+    """Dataset folder."""
+    horizons: tuple[int, ...] = (1, 15, 100, 200)
+    """Steps H; those beyond the trajectories are left out."""
+    start: int = 0
+    """Frame that rollouts start from."""
+    history: int = 0
+    """True frames before the start that the model has seen."""
+    max_trajectories: int = 4096
+    """Trajectories to evaluate, at most."""
+    seed: int = 0
+    """Seed of the bootstrap."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+
+    def run(self) -> None:
+        """Evaluate, print the table, then the JSON document."""
+        path = self.model / "best" if (self.model / "best").is_dir() else self.model
+        dataset = TrajectoryDataset.open(self.dataset)
+        model, manifest = load_model(path, robot=dataset.robot)
+        device = select_device(self.device)
+        everything = dataset.load()
+        count = dataset.num_trajectories
+        fit, rows, held_out = torch.arange(count), torch.arange(count), False
+        if dataset.digest in manifest["datasets"]:
+            made = manifest["training"]
+            fit, rows = split(count, made["val_fraction"], made["seed"])
+            held_out = True
+        truth = _select(everything, rows[: self.max_trajectories], device)
+        affine = affine_baseline(
+            dataset.robot, _select(everything, fit[:AFFINE_TRAJECTORIES], torch.device("cpu"))
+        )
+        encoder = model.context_encoder
+        found = evaluate(
+            model.to(device),
+            truth,
+            horizons=self.horizons,
+            observe=None if encoder is None else encoder.observe,  # type: ignore[arg-type]
+            start=self.start,
+            history=self.history,
+            affine=affine.to(device),
+            seed=self.seed,
+        )
+        console = Console(stderr=True)
+        # A log file has no width; rich would squeeze the table into 80 columns.
+        console.width = console.width if console.is_terminal else 100
+        console.print(_table(found, f"{manifest['name']}: rollout error E_H"))
+        document = {
+            "command": "eval",
+            "model": manifest["name"],
+            "parameters": manifest["parameters"],
+            "weights_sha256": manifest["weights_sha256"],
+            "dataset_digest": dataset.digest,
+            "engine": dataset.manifest["engine"],
+            "held_out": held_out,
+            "affine_fitted_on": "training split" if held_out else "evaluation data",
+            "definition": "sqrt(mean over trajectories and channels of (error / sigma)^2)",
+            "device": str(device),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "seed": self.seed,
+            **asdict(found),
+        }
+        sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
+
+
+Command = (
+    Annotated[CollectCartpole, tyro.conf.subcommand("collect-cartpole")]
+    | Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Eval, tyro.conf.subcommand("eval")]
+)
+
+
+def speaks_plainly(function: Callable[..., None]) -> Callable[..., None]:
+    """Turn bad input into one line on standard error and exit code 2, an interrupt into 130."""
+
+    @functools.wraps(function)
+    def wrapped(*arguments: Any, **keywords: Any) -> None:
+        try:
+            function(*arguments, **keywords)
+        except (ValueError, OSError) as error:
+            _leave(BAD_INPUT, f"error: {' '.join(str(error).split())}")
+        except KeyboardInterrupt:
+            _leave(INTERRUPTED, "interrupted; the same command with --resume goes on")
+
+    return wrapped
+
+
+@speaks_plainly
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of ``nerd-core``.
+
+    Args:
+        arguments: Command line without the program's name; None for ``sys.argv``.
+    """
+    command = tyro.cli(
+        Command,  # type: ignore[arg-type]
+        prog="nerd-core",
+        description=(
+            "Streaming neural robot dynamics. Try: nerd-core collect-cartpole --out data; "
+            "nerd-core train data --out run; nerd-core eval run data"
+        ),
+        args=arguments,
+    )
+    command.run()
+
+
+def _select(data: Trajectories, rows: torch.Tensor, device: torch.device) -> Trajectories:
+    return Trajectories(
+        data.states[rows].to(device),
+        data.controls[rows].to(device),
+        {name: tensor[rows].to(device) for name, tensor in data.scenes.items()},
+    )
+
+
+def _table(found: Evaluation, title: str) -> Table:
+    table = Table(title=f"{title}, {found.num_trajectories} trajectories")
+    heads = ("H", "E_H", "95 %", "median", "mean 1..H", "diverged", "no motion", "affine")
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in found.horizons:
+        table.add_row(
+            str(row.horizon),
+            _digits(row.at_step),
+            f"{_digits(row.low)} – {_digits(row.high)}",
+            _digits(row.median),
+            _digits(row.mean_to_step),
+            f"{row.diverged:.1%}",
+            _digits(row.zero_increment),
+            _digits(row.affine),
+        )
+    return table
+
+
+def _digits(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.3g}"
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+def _leave(code: int, line: str) -> NoReturn:
+    _say(f"nerd-core: {line}")
+    raise SystemExit(code)

@@ -1,0 +1,178 @@
+"""A training run's weights, averages and optimizer, and the files that hold them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .artifact import save_model
+from .model import FlashNerd
+from .storage import read_tensors, recover_directory, write_tensors
+
+__all__ = ["TrainingRun"]
+
+METRICS = "metrics.jsonl"
+CHECKPOINT = "last/checkpoint.safetensors"
+BEST = "best"
+MAX_SKIPPED = 20
+
+
+class TrainingRun:
+    """Everything that changes while a model is trained.
+
+    Args:
+        out: Run folder.
+        model: The network being trained.
+        ema: Decay of the averaged weights.
+        weight_decay: AdamW's, on weight matrices only.
+        grad_clip: Largest norm of the gradient.
+
+    Attributes:
+        average: The network with averaged weights, which is evaluated and saved.
+        optimizer: AdamW, one fused kernel per step.
+        step: Updates done.
+        best: Least held-out rollout error so far.
+        note: Words for the progress bar.
+    """
+
+    def __init__(
+        self, out: Path, model: FlashNerd, *, ema: float, weight_decay: float, grad_clip: float
+    ) -> None:
+        self.out, self.model, self._ema, self._grad_clip = out, model, ema, grad_clip
+        self.average = copy.deepcopy(model).eval().requires_grad_(False)
+        self._averaged: list[Tensor] = list(self.average.parameters())
+        self._trained: list[Tensor] = list(model.parameters())
+        self.step, self.best, self.note = 0, math.inf, ""
+        self._losses: list[Tensor] = []
+        self._skipped = 0
+        groups = [
+            {
+                "params": [p for p in model.parameters() if p.ndim >= 2],
+                "weight_decay": weight_decay,
+            },
+            {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, fused=True)
+
+    def descend(self, loss: Tensor, lr: float) -> None:
+        """One update: gradients, clipping, optimizer, averaged weights.
+
+        An update whose gradient is not finite is skipped.
+
+        Raises:
+            ValueError: Too many updates in a row were skipped.
+        """
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._grad_clip)
+        if bool(norm.isfinite()):
+            self._skipped = 0
+            self._losses.append(loss.detach())
+            self._apply(lr)
+        else:
+            self._skipped += 1
+            if self._skipped > MAX_SKIPPED:
+                raise ValueError(
+                    f"lr: training diverged at step {self.step} with lr {lr:g}, {self._skipped} "
+                    "updates in a row had gradients that are not finite; expected a smaller lr"
+                )
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+
+    def _apply(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        # Early on the average follows faster, or it would remember the initialisation for long.
+        decay = min(self._ema, (1 + self.step) / (10 + self.step))
+        with torch.no_grad():
+            torch._foreach_lerp_(self._averaged, self._trained, 1 - decay)
+
+    def pop_mean_loss(self) -> float:
+        """Mean training loss since the last call; NaN if every update was skipped."""
+        mean = float(torch.stack(self._losses).mean()) if self._losses else math.nan
+        self._losses = []
+        return mean
+
+    def record(self, found: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+        """Log an evaluation, and keep the averaged model if it is the best so far.
+
+        Args:
+            found: JSON values, ``rollout_error_mean`` among them; None if it is not finite.
+            meta: What :func:`nerd_core.artifact.save_model` takes.
+        """
+        with open(self.out / METRICS, "a", encoding="utf-8") as file:
+            file.write(json.dumps(found) + "\n")
+        error = math.inf if found["rollout_error_mean"] is None else found["rollout_error_mean"]
+        self.note = f"held-out rollout error {error:.2e}"
+        if error < self.best:
+            self.best = error
+            save_model(self.out / BEST, self.average, meta, overwrite=True)
+
+    def save(self) -> None:
+        """Write the checkpoint: one file, replaced in one step."""
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        tensors |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
+        for index, values in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{key}": value for key, value in values.items()}
+        tensors["step"] = torch.tensor(self.step)
+        tensors["best"] = torch.tensor(self.best, dtype=torch.float64)
+        (self.out / CHECKPOINT).parent.mkdir(exist_ok=True)
+        write_tensors(self.out / CHECKPOINT, tensors)
+
+    def finish(self) -> Path:
+        """Folder of the best model.
+
+        Raises:
+            ValueError: No evaluation gave a finite rollout error, so there is none.
+        """
+        if self.best == math.inf:
+            raise ValueError(f"{self.out}: training diverged, no rollout error was ever finite")
+        return self.out / BEST
+
+    def restore(self) -> None:
+        """Go back to the last checkpoint; metrics written after it are dropped, they come again.
+
+        Without a checkpoint, the run was killed before its first one and starts over.
+
+        Raises:
+            ValueError: The checkpoint is damaged.
+        """
+        recover_directory(self.out / BEST)
+        if (self.out / CHECKPOINT).exists():
+            tensors = read_tensors(self.out / CHECKPOINT, what="checkpoint")
+            self.step, self.best = int(tensors["step"]), float(tensors["best"])
+            self.model.load_state_dict(_under(tensors, "model."))
+            self.average.load_state_dict(_under(tensors, "average."))
+            state: dict[int, dict[str, Tensor]] = {}
+            for name, value in _under(tensors, "optimizer.").items():
+                index, key = name.split(".")
+                state.setdefault(int(index), {})[key] = value
+            groups = self.optimizer.state_dict()["param_groups"]
+            self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self._drop_later_metrics()
+
+    def _drop_later_metrics(self) -> None:
+        path, kept = self.out / METRICS, []
+        if not path.exists():
+            return
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):  # a line cut short by the kill
+                if json.loads(line)["step"] <= self.step:
+                    kept.append(line)
+        path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {
+        name.removeprefix(prefix): value
+        for name, value in tensors.items()
+        if name.startswith(prefix)
+    }

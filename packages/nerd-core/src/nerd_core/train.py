@@ -1,0 +1,400 @@
+"""Training: windows with teacher forcing, then a recursive loss through codec and cache.
+
+Open :func:`train` first; the loop is one plain function. A run folder holds::
+
+    config.json              settings, robot and data digests; a resumed run must agree with them
+    metrics.jsonl            one JSON object per evaluation
+    best/                    the model (EMA weights) with the least held-out rollout error so far
+    last/checkpoint.safetensors    weights, EMA, optimizer and step: all that a resume needs
+
+Random numbers depend on (seed, step) only, so a resumed run equals an uninterrupted one bit for
+bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .artifact import context_json, load_model
+from .dataset import Trajectories, TrajectoryDataset, split
+from .evaluate import RIDGE, SceneObserver, rollout_error, state_channels
+from .losses import RecursiveLoss, TeacherLoss, teacher_loss
+from .model import FlashNerd, FlashNerdConfig
+from .progress import RunProgress
+from .run import TrainingRun
+from .storage import as_json, list_differences, read_json, write_json
+from .windows import TrajectoryPool, WindowSampler, seeded_generator
+
+__all__ = ["TrainConfig", "select_device", "train"]
+
+CONFIG = "config.json"
+FORMAT_VERSION = 1
+FIT_TRANSITIONS = 200_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Settings of a training run.
+
+    Attributes:
+        steps: Updates with teacher forcing.
+        batch_size: Windows per update.
+        window: Model steps W per window; at least the model's receptive field to train all of it.
+        lr: Peak learning rate.
+        lr_final: Learning rate at the end of the cosine.
+        warmup: Updates of linear warm-up.
+        weight_decay: AdamW's, on weight matrices only.
+        grad_clip: Largest norm of the gradient.
+        ema: Decay of the averaged weights that are evaluated and saved.
+        seed: Seed of initialisation, split and sampling.
+        val_fraction: Share of each dataset's trajectories that is held out.
+        eval_every: Updates between evaluations.
+        eval_horizons: Steps H whose held-out rollout error is logged; the mean over 1..max picks
+            ``best/``. Horizons beyond the trajectories are cut to their length.
+        eval_trajectories: Held-out trajectories per evaluation, at most.
+        checkpoint_every: Updates between checkpoints.
+        recursive_steps: Updates with the recursive loss, after the others; 0 for none.
+        recursive_horizon: Model steps that the recursive loss rolls out.
+        recursive_batch: Rows per recursive update.
+        recursive_lr: Peak learning rate of the recursive phase; it falls to a tenth.
+        precision: ``float32``, ``bfloat16`` (autocast, teacher-forced phase only) or ``auto``:
+            bfloat16 where the processor multiplies it natively.
+        device: ``auto`` (CUDA if there is one), or a torch device.
+        threads: Threads of torch on the CPU; None leaves them as they are.
+        compile: Compile the teacher-forced loss with torch.compile.
+    """
+
+    steps: int = 4000
+    batch_size: int = 64
+    window: int = 32
+    lr: float = 1e-3
+    lr_final: float = 1e-5
+    warmup: int = 100
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+    ema: float = 0.999
+    seed: int = 0
+    val_fraction: float = 0.05
+    eval_every: int = 500
+    eval_horizons: tuple[int, ...] = (1, 5, 20)
+    eval_trajectories: int = 256
+    checkpoint_every: int = 500
+    recursive_steps: int = 0
+    recursive_horizon: int = 8
+    recursive_batch: int = 128
+    recursive_lr: float = 1e-4
+    precision: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "eval_horizons", tuple(self.eval_horizons))
+        positive = ("batch_size", "window", "eval_every", "eval_trajectories", "checkpoint_every")
+        for name in (*positive, "recursive_horizon", "recursive_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: got {getattr(self, name)}, expected at least 1")
+        for name in ("steps", "warmup", "recursive_steps", "weight_decay", "lr_final"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: got {getattr(self, name)}, expected at least 0")
+        for name in ("lr", "grad_clip", "recursive_lr"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name}: got {getattr(self, name)}, expected a positive number")
+        precisions = ("auto", "float32", "bfloat16")
+        expected = {
+            "steps": (self.steps + self.recursive_steps > 0, "some updates in either phase"),
+            "ema": (0 <= self.ema < 1, "0 <= ema < 1"),
+            "val_fraction": (0 < self.val_fraction < 1, "0 < val_fraction < 1"),
+            "eval_horizons": (min(self.eval_horizons, default=0) > 0, "steps of at least 1"),
+            "precision": (self.precision in precisions, f"one of {precisions}"),
+            "threads": (self.threads is None or self.threads > 0, "at least 1, or None"),
+        }
+        for name, (good, words) in expected.items():
+            if not good:
+                raise ValueError(f"{name}: got {getattr(self, name)!r}, expected {words}")
+
+
+def train(
+    datasets: TrajectoryDataset | Sequence[TrajectoryDataset],
+    model_config: FlashNerdConfig,
+    config: TrainConfig,
+    *,
+    out: str | Path,
+    context_encoder: nn.Module | None = None,
+    observe: SceneObserver | None = None,
+    init_from: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+) -> Path:
+    """Fit a model to recorded trajectories.
+
+    Args:
+        datasets: One or more datasets of the same robot; held in memory.
+        model_config: Sizes of the network.
+        config: Settings of the run.
+        out: Run folder to create, or to go on with if ``resume``.
+        context_encoder: Reads the surroundings; None for robots that touch nothing.
+        observe: Gives the encoder's inputs for states in their scenes; None takes the encoder's own
+            ``observe`` method.
+        init_from: Model folder to start from; its normalisers are kept.
+        resume: Go on from the last checkpoint. Every setting must be the same.
+        progress: Show progress on standard error.
+
+    Returns:
+        ``out/best``, a model folder.
+
+    Raises:
+        ValueError: Settings, data or folders that do not fit together, or a run that diverges.
+    """
+    out, datasets = Path(out), _of_one_robot(datasets)
+    robot = datasets[0].robot
+    if context_encoder is not None and observe is None:
+        observe = context_encoder.observe  # type: ignore[assignment]
+    settings = _settings(datasets, model_config, config, context_encoder, init_from)
+    _check_folder(out, settings, resume=resume)
+    device = select_device(config.device)
+    with _threads(config.threads), _seeded(config.seed):
+        pool, training, held_out = _load(datasets, config, device)
+        sampler = WindowSampler(pool, training, config.window)
+        checks = WindowSampler(pool, held_out, config.window)
+        model = FlashNerd(model_config, robot, context_encoder).to(device)
+        _initialise(model, sampler, config, init_from)
+        bfloat16 = _use_bfloat16(config.precision, device)
+        teacher = TeacherLoss(sampler, observe, bfloat16=bfloat16, compiled=config.compile)
+        recursive = _recursive_loss(model, pool, training, config, observe)
+        if not resume:
+            out.mkdir(parents=True, exist_ok=True)
+            write_json(out / CONFIG, settings)
+        run = TrainingRun(
+            out,
+            model,
+            ema=config.ema,
+            weight_decay=config.weight_decay,
+            grad_clip=config.grad_clip,
+        )
+        if resume:
+            run.restore()
+        total = config.steps + config.recursive_steps
+        with RunProgress("train", total, unit="frames", done=run.step, shown=progress) as bar:
+            while run.step < total:
+                draw = seeded_generator(config.seed, "windows", run.step)
+                lr = _learning_rate(config, run.step)
+                if recursive is None or run.step < config.steps:
+                    loss, frames = teacher(model, config.batch_size, draw)
+                else:
+                    loss, frames = recursive(model, config.recursive_batch, draw)
+                run.descend(loss, lr)
+                bar.advance(frames, run.note)
+                if run.step % config.eval_every == 0 or run.step in (config.steps, total):
+                    found = {
+                        "step": run.step,
+                        "phase": "teacher" if run.step <= config.steps else "recursive",
+                        "lr": lr,
+                        "loss": _finite(run.pop_mean_loss()),
+                        **_validate(run.average, pool, checks, config, observe),
+                    }
+                    run.record(found, _metadata(datasets, config, found))
+                if run.step % config.checkpoint_every == 0 or run.step == total:
+                    run.save()
+    return run.finish()
+
+
+@torch.no_grad()
+def _validate(
+    model: FlashNerd,
+    pool: TrajectoryPool,
+    checks: WindowSampler,
+    config: TrainConfig,
+    observe: SceneObserver | None,
+) -> dict[str, Any]:
+    """Held-out one-step loss and rollout error, the same windows and rows every time."""
+    rows, offsets = checks.draw(512, seeded_generator(config.seed, "held-out windows"))
+    states, controls = pool.windows(rows, offsets, config.window)
+    context = None if observe is None else observe(states[:, :-1], pool.scene(rows))
+    one_step = teacher_loss(model, states, controls, context)
+    chosen = checks.rows[: config.eval_trajectories]
+    longest = min(max(config.eval_horizons), int(pool.steps[chosen].min()))
+    states, controls = pool.windows(chosen, torch.zeros_like(chosen), longest)
+    truth = Trajectories(states, controls, pool.scene(chosen))
+    sigma = state_channels(model.robot, states).flatten(0, 1).std(0)
+    moving = sigma > 1e-6
+    error = rollout_error(model, truth, longest, observe=observe)[..., moving] / sigma[moving]
+    squared = error.double().square().mean((0, 2))  # (longest,)
+    horizons = sorted({min(h, longest) for h in config.eval_horizons})
+    return {
+        "val_loss": _finite(one_step),
+        "rollout_error": {str(h): _finite(squared[h - 1].sqrt()) for h in horizons},
+        "rollout_error_mean": _finite(squared.mean().sqrt()),
+    }
+
+
+def _load(
+    datasets: list[TrajectoryDataset], config: TrainConfig, device: torch.device
+) -> tuple[TrajectoryPool, Tensor, Tensor]:
+    """All frames, and which trajectories are for training and which held out.
+
+    Each dataset is split on its own, so that adding one does not move the split of the others.
+    """
+    training, held_out, first = [], [], 0
+    for dataset in datasets:
+        chosen, rest = split(dataset.num_trajectories, config.val_fraction, config.seed)
+        training.append(chosen + first)
+        held_out.append(rest + first)
+        first += dataset.num_trajectories
+    pool = TrajectoryPool([dataset.load() for dataset in datasets], device)
+    return pool, torch.cat(training), torch.cat(held_out)
+
+
+def _initialise(
+    model: FlashNerd, sampler: WindowSampler, config: TrainConfig, init_from: str | Path | None
+) -> None:
+    """Normalisers and affine path from training data, or everything from an earlier model."""
+    if init_from is None:
+        single = WindowSampler(sampler.pool, sampler.rows, 1)
+        count = min(FIT_TRANSITIONS, int(sampler.pool.steps[sampler.rows].sum()))
+        rows, offsets = single.draw(count, seeded_generator(config.seed, "fit"))
+        states, controls = sampler.pool.windows(rows, offsets, 1)
+        model.fit(states[:, 0], controls[:, 0], states[:, 1], ridge=RIDGE)
+        return
+    earlier, manifest = load_model(init_from, robot=model.robot)
+    wanted = as_json(
+        {"config": asdict(model.config), "context": context_json(model.context_encoder)}
+    )
+    if gaps := list_differences({key: manifest[key] for key in wanted}, wanted):
+        raise ValueError(f"init_from: {init_from} is another model: {'; '.join(gaps)}")
+    model.load_state_dict(earlier.state_dict())
+
+
+def _recursive_loss(
+    model: FlashNerd,
+    pool: TrajectoryPool,
+    training: Tensor,
+    config: TrainConfig,
+    observe: SceneObserver | None,
+) -> RecursiveLoss | None:
+    if not config.recursive_steps:
+        return None
+    length = model.config.receptive_field - 1 + config.recursive_horizon
+    sampler = WindowSampler(pool, training, length)
+    return RecursiveLoss(
+        sampler, observe, model=model, horizon=config.recursive_horizon, seed=config.seed
+    )
+
+
+def _learning_rate(config: TrainConfig, step: int) -> float:
+    """Linear warm-up, then a cosine, in each of the two phases."""
+    if step < config.steps:
+        peak, last, total = config.lr, config.lr_final, config.steps
+    else:
+        peak, last = config.recursive_lr, config.recursive_lr / 10
+        total, step = config.recursive_steps, step - config.steps
+    if step < config.warmup:
+        return peak * (step + 1) / config.warmup
+    done = (step - config.warmup) / max(total - config.warmup, 1)
+    return last + (peak - last) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+
+
+def _settings(
+    datasets: list[TrajectoryDataset],
+    model_config: FlashNerdConfig,
+    config: TrainConfig,
+    context_encoder: nn.Module | None,
+    init_from: str | Path | None,
+) -> dict[str, Any]:
+    return as_json(
+        {
+            "format_version": FORMAT_VERSION,
+            "train": asdict(config),
+            "model": asdict(model_config),
+            "context": context_json(context_encoder),
+            "robot": datasets[0].robot.to_json(),
+            "datasets": [dataset.digest for dataset in datasets],
+            "init_from": None if init_from is None else str(init_from),
+        }
+    )
+
+
+def _check_folder(out: Path, settings: dict[str, Any], *, resume: bool) -> None:
+    if not resume:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ValueError(f"out: {out} exists; choose a new folder, or resume it")
+        return
+    stored = read_json(out / CONFIG, what="run to resume")
+    if gaps := list_differences(stored, settings):
+        raise ValueError(f"{out}: cannot resume, the run was started with {'; '.join(gaps)}")
+
+
+def _metadata(
+    datasets: list[TrajectoryDataset], config: TrainConfig, found: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "datasets": [dataset.digest for dataset in datasets],
+        "training": {"step": found["step"], **asdict(config)},
+        "metrics": {k: v for k, v in found.items() if k not in ("step", "phase", "lr")},
+    }
+
+
+def _of_one_robot(
+    datasets: TrajectoryDataset | Sequence[TrajectoryDataset],
+) -> list[TrajectoryDataset]:
+    listed = [datasets] if isinstance(datasets, TrajectoryDataset) else list(datasets)
+    if not listed:
+        raise ValueError("datasets: got none, expected at least one")
+    for dataset in listed[1:]:
+        if gaps := listed[0].robot.differences(dataset.robot):
+            raise ValueError(f"datasets: {dataset.path} is of another robot: {'; '.join(gaps)}")
+    return listed
+
+
+def _finite(value: Tensor | float) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def select_device(name: str) -> torch.device:
+    """The device that ``auto``, ``cpu`` or ``cuda`` means here; ValueError if there is none."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device: got {name!r}, expected 'auto', 'cpu' or 'cuda'") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: got {name!r}, but torch sees no CUDA device")
+    return device
+
+
+def _use_bfloat16(precision: str, device: torch.device) -> bool:
+    """Whether to autocast: asked for, or ``auto`` on hardware that multiplies bfloat16 natively."""
+    if precision != "auto":
+        return precision == "bfloat16"
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # private, so asked for softly
+    return any(getattr(torch.cpu, name, bool)() for name in names)
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed torch for the initial weights and give the caller's random state back."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,158 @@
+"""What a robot stands on: the plane z = 0 and static boxes, as a value that every engine reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def _check_friction(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0.0):
+        raise ValueError(f"{name} must be a positive coefficient, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    """A static box, turned about the vertical only.
+
+    Attributes:
+        center: Centre in the world frame [m].
+        half_size: Half extents along the box's own axes [m].
+        yaw: Rotation about world z [rad].
+        friction: Sliding friction coefficient. A contact uses the larger one of the touching pair
+            (MuJoCo's rule), so a slippery box under a grippy foot still grips.
+    """
+
+    center: tuple[float, float, float]
+    half_size: tuple[float, float, float]
+    yaw: float = 0.0
+    friction: float = 0.8
+
+    def __post_init__(self) -> None:
+        for name, values in (("center", self.center), ("half_size", self.half_size)):
+            if len(values) != 3 or not all(math.isfinite(v) for v in values):
+                raise ValueError(f"{name} must be three finite lengths in metres, got {values}")
+        if min(self.half_size) <= 0.0:
+            raise ValueError(f"half_size must be positive along every axis, got {self.half_size}")
+        if not math.isfinite(self.yaw):
+            raise ValueError(f"yaw must be a finite angle in radians, got {self.yaw}")
+        _check_friction("friction", self.friction)
+
+    @property
+    def top(self) -> float:
+        """Height of the upper face in the world frame [m]."""
+        return self.center[2] + self.half_size[2]
+
+    @property
+    def quaternion(self) -> tuple[float, float, float, float]:
+        """Orientation in the world frame (w, x, y, z)."""
+        return (math.cos(0.5 * self.yaw), 0.0, 0.0, math.sin(0.5 * self.yaw))
+
+
+# Unused slots of a model with a fixed number of boxes: out of reach of every collider.
+ABSENT = Box(center=(0.0, 0.0, -100.0), half_size=(0.5, 0.5, 0.5))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terrain:
+    """The plane z = 0 and static boxes on it; ``Terrain()`` is flat ground.
+
+    Attributes:
+        boxes: Static boxes, world frame.
+        floor_friction: Sliding friction coefficient of the plane.
+    """
+
+    boxes: tuple[Box, ...] = ()
+    floor_friction: float = 0.8
+
+    def __post_init__(self) -> None:
+        _check_friction("floor_friction", self.floor_friction)
+
+    @classmethod
+    def platform(
+        cls,
+        height: float,
+        *,
+        front: float = 0.99,
+        length: float = 0.62,
+        width: float = 0.92,
+        yaw: float = 0.0,
+        friction: float = 0.8,
+    ) -> Terrain:
+        """A deck ahead of the robot.
+
+        The box is 1 m tall whatever the height, most of it below ground, so that only its centre
+        moves from one height to the next.
+
+        Args:
+            height: Top of the deck above the ground [m], between 0 and 1.
+            front: World x of the front face's middle before turning [m].
+            length: Extent along x [m].
+            width: Extent along y, centred on y = 0 [m].
+            yaw: Turn about the deck's own centre [rad].
+            friction: Sliding friction coefficient of the deck.
+
+        Raises:
+            ValueError: If a length is not positive or the height is not in (0, 1).
+        """
+        if not 0.0 < height < 1.0:
+            raise ValueError(f"height must be between 0 and 1 m (exclusive), got {height}")
+        for name, value in (("length", length), ("width", width)):
+            if not value > 0.0:
+                raise ValueError(f"{name} must be a positive length in metres, got {value}")
+        box = Box(
+            center=(front + 0.5 * length, 0.0, height - 0.5),
+            half_size=(0.5 * length, 0.5 * width, 0.5),
+            yaw=yaw,
+            friction=friction,
+        )
+        return cls(boxes=(box,))
+
+    def padded(self, num_boxes: int) -> tuple[Box, ...]:
+        """The boxes, followed by out-of-reach ones up to ``num_boxes``.
+
+        Raises:
+            ValueError: If the terrain has more boxes than that.
+        """
+        if len(self.boxes) > num_boxes:
+            raise ValueError(f"terrain has {len(self.boxes)} boxes, expected at most {num_boxes}")
+        return self.boxes + (ABSENT,) * (num_boxes - len(self.boxes))
+
+
+def scene(
+    terrains: Terrain | Sequence[Terrain], *, num_boxes: int | None = None
+) -> dict[str, Tensor]:
+    """Terrains as tensors, for torch colliders and for the ``scene.*`` fields of a dataset.
+
+    Args:
+        terrains: N terrains (one terrain counts as N = 1).
+        num_boxes: Boxes per terrain; by default the largest count among them, at least one.
+
+    Returns:
+        Float32 tensors: ``box_center`` (N, nb, 3) [m] world frame, ``box_half`` (N, nb, 3) [m],
+        ``box_yaw`` (N, nb) [rad], ``friction`` (N, 1 + nb), floor first. Missing boxes lie at
+        z = -100 m.
+
+    Raises:
+        ValueError: If there is no terrain, or one has more than ``num_boxes`` boxes.
+    """
+    group = [terrains] if isinstance(terrains, Terrain) else list(terrains)
+    if not group:
+        raise ValueError("terrains must hold at least one Terrain, got none")
+    count = max(1, *(len(t.boxes) for t in group)) if num_boxes is None else num_boxes
+    boxes = [terrain.padded(count) for terrain in group]
+    return {
+        "box_center": torch.tensor([[b.center for b in row] for row in boxes]).float(),
+        "box_half": torch.tensor([[b.half_size for b in row] for row in boxes]).float(),
+        "box_yaw": torch.tensor([[b.yaw for b in row] for row in boxes]).float(),
+        "friction": torch.tensor(
+            [
+                [terrain.floor_friction, *(b.friction for b in row)]
+                for terrain, row in zip(group, boxes, strict=True)
+            ]
+        ).float(),
+    }

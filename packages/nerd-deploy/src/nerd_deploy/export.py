@@ -1,0 +1,294 @@
+"""Export of a model's streaming step to one ONNX file.
+
+The step is a pure function. The rings of past keys and values stay with the caller: the graph reads them whole and
+returns the present pair only, which the caller writes over the oldest. Normalisers, codec and the integration of the
+state are in the graph, so that the file speaks SI units.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from nerd_core import FlashNerd
+from nerd_core.artifact import load_model
+from nerd_core.model import Block
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .manifest import (
+    FORMAT,
+    FORMAT_VERSION,
+    MANIFEST_KEY,
+    canonical_json,
+    metadata_entry,
+    seal,
+)
+from .signature import BATCH, CONTEXT_NAMES, input_tensors, output_tensors
+
+__all__ = ["ExportedStep", "export_onnx", "load_source"]
+
+OPSET = 20
+# Exported with two worlds: with one, the exporter would fix the batch at one without a word.
+EXAMPLE_BATCH = 2
+MAX_BYTES = 1_500_000_000  # one protobuf message holds at most 2 GiB
+
+
+class ExportedStep(nn.Module):
+    """:meth:`FlashNerd.step` and :meth:`StateCodec.integrate` as one function that returns no ring.
+
+    Args:
+        model: The network, in evaluation mode.
+    """
+
+    def __init__(self, model: FlashNerd) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self,
+        state: Tensor,
+        control: Tensor,
+        context: list[Tensor],
+        rings: list[Tensor],
+        valid: Tensor,
+        cursor: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """One model step.
+
+        Args:
+            state: States, shape (B, nq + nv).
+            control: Controls held over the step, shape (B, nu).
+            context: Contact rows, the fields of a ContactSet less the count, leading shape (B, K); empty for
+                models without an encoder.
+            rings: Keys and values of each block of span over 1, in turn, shapes (B, S, H, D).
+            valid: Time samples since the last reset of each world, shape (B,).
+            cursor: Time samples seen in all, shape ().
+
+        Returns:
+            Increment (B, 2·nv), next state (B, nq + nv), and the pair of each ring, shapes (B, H, D).
+        """
+        model = self.model
+        frame = model.frame(state, control, self._named(context))
+        h, left, pairs = model.embed(frame), list(rings), []
+        for block in model.blocks:
+            assert isinstance(block, Block)
+            past = (left.pop(0), left.pop(0)) if block.span > 1 else None
+            h, *pair = _attend(block, h, past, valid, cursor)
+            pairs += pair if past else []
+        hidden = F.silu(model.readout_in(torch.cat([model.norm(h), frame], -1)))
+        delta = model.increment(state, model.affine(frame) + model.readout_out(hidden))
+        return delta, model.codec.integrate(state, delta), *pairs
+
+    def _named(self, context: list[Tensor]) -> dict[str, Tensor] | None:
+        if not context:
+            return None
+        named = dict(zip(CONTEXT_NAMES, context, strict=True))
+        return {**named, "count": named["mask"].sum(-1)}
+
+
+def _attend(
+    block: Block, x: Tensor, past: tuple[Tensor, Tensor] | None, valid: Tensor, cursor: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """:meth:`Block.step` without its new rings: the frame after the block, and its key and value."""
+    q, k, v, a, b = block.project_in(block.norm(x)).split(block.sizes, -1)
+    shape = (-1, block.heads, block.head_width)
+    q, k, v = q.reshape(shape) * block.head_width**-0.5, k.reshape(shape), v.reshape(shape)
+    mixed = v
+    if past is not None:
+        lag = torch.remainder(cursor - torch.arange(block.span), block.span)  # 0 is the present
+        now = (lag == 0)[:, None, None]
+        keys, values = torch.where(now, k[:, None], past[0]), torch.where(now, v[:, None], past[1])
+        score = (q[:, None] * keys).sum(-1) + block.lag_bias.T.index_select(0, lag)  # (B, S, H)
+        score = torch.where((lag <= valid[:, None])[..., None], score, -torch.inf)
+        mixed = (score.softmax(1)[..., None] * values).sum(1)  # (B, H, D)
+    gated = F.silu(a) * b
+    return x + block.project_out(torch.cat([mixed.flatten(-2), gated], -1)), k, v
+
+
+def load_source(path: str | Path) -> tuple[FlashNerd, dict[str, Any]]:
+    """Model and what an exported file says of it, from a model folder or a run folder."""
+    path = Path(path)
+    model, manifest = load_model(path / "best" if (path / "best").is_dir() else path)
+    rows = _context_rows(model)
+    described = {
+        "name": manifest.get("name", model.robot.name),
+        "robot": model.robot.to_json(),
+        "robot_digest": model.robot.digest(),
+        "dt": model.robot.dt,
+        "model": {
+            "digest": hashlib.sha256(canonical_json(manifest).encode()).hexdigest(),
+            "weights_sha256": manifest["weights_sha256"],
+            "datasets": manifest.get("datasets", []),
+            "parameters": model.num_parameters,
+        },
+        "config": asdict(model.config),
+        "context": manifest["context"] and {**manifest["context"], "rows": rows},
+        "spans": list(model.config.spans),
+        "receptive_field": model.config.receptive_field,
+    }
+    return model, described
+
+
+def export_onnx(model: str | Path, out: str | Path) -> dict[str, Any]:
+    """Write the streaming step of a model as one ONNX file with a batch of any size.
+
+    Args:
+        model: Model folder, or a run folder, whose best model is taken.
+        out: File to create.
+
+    Returns:
+        The manifest that the file carries.
+
+    Raises:
+        ValueError: ``out`` exists, ``model`` is not a model, or one that cannot be exported.
+        ImportError: The libraries of the extra ``export`` are missing.
+    """
+    require_exporter()
+    out = Path(out)
+    if out.exists():
+        raise ValueError(f"out: {out} exists; an artifact is never overwritten")
+    network, described = load_source(model)
+    _refuse_unfit(network)
+    rows = _context_rows(network)
+    inputs, outputs = input_tensors(network, rows), output_tensors(network)
+    proto = _trace(network, inputs, outputs)
+    read = {name for node in proto.graph.node for name in node.input}
+    # The exporter keeps inputs that no node reads; nobody should have to fill them.
+    inputs = [tensor for tensor in inputs if tensor["name"] in read]
+    for unread in [value for value in proto.graph.input if value.name not in read]:
+        proto.graph.input.remove(unread)
+    _strip(proto)
+    _check_graph(proto, inputs, outputs)
+    manifest = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        **described,
+        "cache": "caller's rings; the graph returns the present pair, written to slot cursor % span",
+        "normaliser": "in the graph",
+        "integration": "in the graph: next_state = state, moved by delta in its own base frame",
+        "quaternion": "w x y z, base to world",
+        "precision": "float32",
+        "inputs": inputs,
+        "outputs": outputs,
+        "versions": _versions(),
+    }
+    entry = metadata_entry(MANIFEST_KEY, canonical_json(manifest))
+    _publish(seal(proto.SerializeToString(deterministic=True) + entry), out)
+    return manifest
+
+
+def require_exporter() -> None:
+    """Raise an ImportError that names the extra where the exporter's libraries are missing."""
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"{error.name} is not installed: pip install 'nerd-deploy[export]'"
+        ) from None
+
+
+def _context_rows(model: FlashNerd) -> int:
+    """Contact rows of one world; 0 for models without an encoder."""
+    encoder = model.context_encoder
+    if encoder is None:
+        return 0
+    kind = getattr(encoder, "kind", type(encoder).__name__)
+    collider = getattr(encoder, "collider", None)
+    if collider is None:
+        raise ValueError(
+            f"model: context encoder {kind!r} cannot be exported, expected contact-set or "
+            "fixed-contact of nerd-contact"
+        )
+    return collider.max_rows or len(collider.probes)
+
+
+def _refuse_unfit(model: FlashNerd) -> None:
+    values = [*model.named_parameters(), *model.named_buffers()]
+    if bad := [name for name, value in values if not bool(value.isfinite().all())]:
+        raise ValueError(f"model: weights that are not finite in {', '.join(bad)}")
+    if odd := [name for name, value in values if value.dtype != torch.float32]:
+        raise ValueError(f"model: expected float32 weights, got others in {', '.join(odd)}")
+    if (size := sum(value.nbytes for _, value in values)) > MAX_BYTES:
+        raise ValueError(f"model: {size} bytes of weights, one ONNX file holds {MAX_BYTES}")
+
+
+def _trace(model: FlashNerd, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> Any:
+    """The ONNX graph of the step, as a ModelProto."""
+    names = [tensor["name"] for tensor in inputs]
+    example = {tensor["name"]: _example(tensor) for tensor in inputs}
+    if model.robot.floating:
+        example["state"][:, 3] = 1  # a unit quaternion
+    context = [example[n] for n in names if n in CONTEXT_NAMES]
+    rings = [example[n] for n in names if n.startswith(("keys_", "values_"))]
+    batch = torch.export.Dim("batch", min=1, max=2**20)
+    rows = {0: batch}
+    program = torch.onnx.export(
+        ExportedStep(model).eval(),
+        (example["state"], example["control"], context, rings, example["valid"], example["cursor"]),
+        input_names=names,
+        output_names=[tensor["name"] for tensor in outputs],
+        dynamic_shapes=(rows, rows, [rows] * len(context), [rows] * len(rings), rows, {}),
+        opset_version=OPSET,
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+    assert program is not None
+    return program.model_proto
+
+
+def _example(tensor: dict[str, Any]) -> Tensor:
+    shape = [EXAMPLE_BATCH if size == BATCH else size for size in tensor["shape"]]
+    return torch.zeros(shape, dtype=getattr(torch, tensor["dtype"]))
+
+
+def _strip(proto: Any) -> None:
+    """Drop what the exporter notes about its source: paths of this machine, stack traces."""
+    graph = proto.graph
+    held = [proto, graph, *graph.node, *graph.input, *graph.output, *graph.value_info]
+    for element in [*held, *graph.initializer]:
+        element.doc_string = ""
+        del element.metadata_props[:]
+
+
+def _check_graph(
+    proto: Any, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]
+) -> None:
+    """Refuse a graph whose inputs and outputs are not what the manifest says of them."""
+    import onnx
+
+    onnx.checker.check_model(proto, full_check=True)
+    for label, values, tensors in (
+        ("input", proto.graph.input, inputs),
+        ("output", proto.graph.output, outputs),
+    ):
+        found = {
+            value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+            for value in values
+        }
+        wanted = {tensor["name"]: tensor["shape"] for tensor in tensors}
+        if found != wanted:
+            raise ValueError(f"model: exported {label}s are {found}, expected {wanted}")
+
+
+def _versions() -> dict[str, str | int]:
+    packages = ("nerd-deploy", "nerd-core", "torch", "onnx", "onnxscript")
+    return {**{name: version(name) for name in packages}, "opset": OPSET}
+
+
+def _publish(data: bytes, out: Path) -> None:
+    """Write a file that is whole from the moment it has its name."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(out.name + ".tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, out)

@@ -1,0 +1,91 @@
+"""Ahead-of-time compilation of a rollout step on the CPU, kept on disk between runs.
+
+torch.compile would compile again in every process; a package of AOTInductor is compiled once per model, batch size and
+machine and then loads in a moment. Nothing here changes what is computed.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+__all__ = ["can_compile", "compile_step"]
+
+
+def can_compile() -> bool:
+    """Whether this machine has the C++ compiler that ahead-of-time compilation needs."""
+    return sys.platform == "linux" and any(shutil.which(c) for c in ("g++", "clang++", "c++"))
+
+
+def cache_folder() -> Path:
+    """Where compiled steps are kept: $NERD_CACHE, or nerd/ in the user's cache folder."""
+    root = os.environ.get("NERD_CACHE")
+    if root:
+        return Path(root)
+    return Path(os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))) / "nerd"
+
+
+def compile_step(step: nn.Module, example: tuple[Any, ...]) -> Callable[..., Any]:
+    """A compiled form of ``step`` for inputs shaped like ``example``.
+
+    Args:
+        step: A module whose forward is a pure function of its inputs and weights.
+        example: Inputs, nested tuples and dicts of tensors. Shapes become fixed.
+
+    Returns:
+        A callable with the same inputs and outputs as ``step``.
+    """
+    leaves, shape = pytree.tree_flatten(example)
+    with torch.no_grad():
+        result = pytree.tree_structure(step(*example))
+        program = torch.export.export(_Flat(step, shape), tuple(leaves), strict=False)
+    path = cache_folder() / f"step-{_fingerprint(program)}.pt2"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Built beside its place and renamed: a killed build leaves no half package behind.
+        partial = path.with_name(f"{path.stem}-{os.getpid()}.pt2")
+        torch._inductor.aoti_compile_and_package(
+            program, package_path=str(partial), inductor_configs={"freezing": True}
+        )
+        os.replace(partial, path)
+    loaded = torch._inductor.aoti_load_package(str(path))
+
+    def run(*inputs: Any) -> Any:
+        return pytree.tree_unflatten(loaded(*pytree.tree_leaves(inputs)), result)
+
+    return run
+
+
+class _Flat(nn.Module):
+    """A step on flat lists of tensors: packages cannot hold the project's own named tuples."""
+
+    def __init__(self, step: nn.Module, shape: pytree.TreeSpec) -> None:
+        super().__init__()
+        self.step, self._shape = step, shape
+
+    def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(pytree.tree_leaves(self.step(*pytree.tree_unflatten(leaves, self._shape))))
+
+
+def _fingerprint(program: torch.export.ExportedProgram) -> str:
+    """Digest of everything that the compiled code depends on: graph, weights, shapes, torch and processor."""
+    digest = hashlib.sha256()
+    digest.update(program.graph_module.print_readable(print_output=False).encode())
+    tensors = {**program.state_dict, **program.constants}
+    for name in sorted(tensors):
+        value = tensors[name]
+        if isinstance(value, torch.Tensor):
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    digest.update(torch.__version__.encode())
+    digest.update(torch.__config__.show().encode())
+    digest.update(f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}".encode())
+    return digest.hexdigest()[:24]
