@@ -75,10 +75,10 @@ def test_gradients_through_rollout_cache_and_surroundings_match_finite_differenc
     model, (states, controls) = network(encoder), batch()
     scale = torch.tensor([0.3, 0.5, 1.0, 2.0], dtype=torch.float64)
     scene = {"wind": torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)}
-    look = None if encoder is None else lambda state: encoder.observe(state, scene)
+    observe = None if encoder is None else encoder.observe
 
     def loss():
-        return recursive_loss(model, states, controls, scale, HORIZON, look)
+        return recursive_loss(model, states, controls, scale, HORIZON, observe, scene)
 
     loss().backward()
     draw = torch.Generator().manual_seed(2)

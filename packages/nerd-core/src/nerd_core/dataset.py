@@ -105,14 +105,8 @@ class TrajectoryWriter:
             raise ValueError(f"path: {self.path} exists and is not a dataset; choose a new folder")
         self.path.mkdir(parents=True, exist_ok=True)
         versions = {"torch": torch.__version__}
-        start = {
-            "complete": False,
-            "versions": versions,
-            "shapes": {},
-            "shards": [],
-            "rejected": {},
-        }
-        self._manifest = described | start
+        blank = {"complete": False, "shapes": {}, "shards": [], "rejected": {}}
+        self._manifest = described | blank | {"versions": versions}
         write_json(self.path / MANIFEST, self._manifest)
 
     @property

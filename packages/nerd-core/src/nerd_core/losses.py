@@ -8,11 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from .evaluate import SceneObserver
-from .model import FlashNerd
-from .rollout import Observe, prefill, rollout
+from .model import FlashNerd, KVCache
 from .windows import WindowSampler, seeded_generator
 
-__all__ = ["RecursiveLoss", "TeacherLoss", "channel_weights", "recursive_loss", "teacher_loss"]
+__all__ = [
+    "RecursiveLoss",
+    "TeacherLoss",
+    "advance",
+    "channel_weights",
+    "recursive_loss",
+    "teacher_loss",
+]
 
 SCALE_WINDOWS = 4096
 
@@ -63,13 +69,28 @@ def teacher_loss(
     return (error.square() * weights).mean() * (weights.numel() / weights.sum())
 
 
+def advance(
+    model: FlashNerd,
+    state: Tensor,
+    control: Tensor,
+    cache: KVCache,
+    observe: SceneObserver | None,
+    scene: Mapping[str, Tensor],
+) -> tuple[Tensor, KVCache]:
+    """State (B, nq+nv) and cache, one model step on."""
+    context = None if observe is None else observe(state, scene)
+    delta, cache = model.step(state, control, context, cache)
+    return model.codec.integrate(state, delta), cache
+
+
 def recursive_loss(
     model: FlashNerd,
     states: Tensor,
     controls: Tensor,
     scale: Tensor,
     horizon: int,
-    observe: Observe | None,
+    observe: SceneObserver | None,
+    scene: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """Huber loss of the state error while the model runs on its own predictions.
 
@@ -86,13 +107,21 @@ def recursive_loss(
         controls: Controls, shape (B, P + horizon, nu).
         scale: Scale of each channel, shape (2·nv,).
         horizon: Model steps to roll out.
-        observe: Gives the surroundings of states (B, nq+nv); None for models without context.
+        observe: Gives the surroundings of states (B, nq+nv) in their scenes; None for models
+            without context.
+        scene: Static surroundings of the rows, name to (B, ...).
     """
-    past = controls.shape[1] - horizon
-    cache = prefill(model, states[:, :past], controls[:, :past], observe=observe)
-    predicted = rollout(model, states[:, past], controls[:, past:], observe=observe, cache=cache)
+    past, scene = controls.shape[1] - horizon, scene or {}
+    cache = model.init_cache(len(states))
+    for t in range(past):
+        _, cache = advance(model, states[:, t], controls[:, t], cache, observe, scene)
+    state, predicted = states[:, past], []
+    for t in range(past, past + horizon):
+        state, cache = advance(model, state, controls[:, t], cache, observe, scene)
+        predicted.append(state)
     active = model.target_stats.active
-    error = model.codec.differentiate(predicted[:, 1:], states[:, past + 1 :]) / scale * active
+    truth = states[:, past + 1 :]
+    error = model.codec.differentiate(torch.stack(predicted, 1), truth) / scale * active
     # Twice Huber's loss is the squared error where it is small.
     loss = 2 * nn.functional.huber_loss(error, torch.zeros_like(error))
     return loss * (active.numel() / active.sum())
@@ -117,7 +146,7 @@ class TeacherLoss:
         compiled: bool,
     ) -> None:
         self._sampler, self._observe, self._bfloat16 = sampler, observe, bfloat16
-        self._loss = torch.compile(teacher_loss) if compiled else teacher_loss
+        self._loss = torch.compile(teacher_loss, dynamic=False) if compiled else teacher_loss
 
     def __call__(self, model: FlashNerd, batch: int, draw: torch.Generator) -> tuple[Tensor, int]:
         """Loss of ``batch`` windows, and the number of frames in it."""
@@ -174,9 +203,13 @@ class RecursiveLoss:
         states, controls = pool.windows(rows, offsets, self._sampler.length)
         first = int(torch.randint(model.config.receptive_field, (), generator=draw))
         states, controls = states[:, first:], controls[:, first:]
-        look = None
-        if self._observe is not None:
-            observe, scene = self._observe, pool.scene(rows)
-            look = lambda state: observe(state, scene)  # noqa: E731
-        loss = recursive_loss(model, states, controls, self.scale, self._horizon, look)
+        loss = recursive_loss(
+            model,
+            states,
+            controls,
+            self.scale,
+            self._horizon,
+            self._observe,
+            pool.scene(rows),
+        )
         return loss, batch * controls.shape[1]

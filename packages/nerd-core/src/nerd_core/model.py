@@ -209,11 +209,17 @@ class FlashNerd(nn.Module):
             return token
         if context is None:
             raise ValueError("context is None, expected the tensors of this model's context encoder")
-        return torch.cat([token, self.context_encoder(context)], -1)
+        return torch.cat([token, self.context_encoder(context).to(token.dtype)], -1)
+
+    def _embed(self, frame: Tensor) -> Tensor:
+        # Under autocast the blocks' products run in bfloat16; the residual stream does not.
+        return self.embed(frame).to(frame.dtype)
 
     def _readout(self, h: Tensor, frame: Tensor) -> Tensor:
-        hidden = F.silu(self.readout_in(torch.cat([self.norm(h), frame], -1)))
-        return self.affine(frame) + self.readout_out(hidden)
+        # Increments are sums of large affine and small learned parts: never in bfloat16.
+        with torch.autocast(frame.device.type, enabled=False):
+            hidden = F.silu(self.readout_in(torch.cat([self.norm(h), frame], -1)))
+            return self.affine(frame) + self.readout_out(hidden)
 
     def forward(
         self, state: Tensor, control: Tensor, context: Mapping[str, Tensor] | None = None
@@ -229,7 +235,7 @@ class FlashNerd(nn.Module):
             Predictions of :meth:`target`, shape (B, T, 2·nv).
         """
         frame = self.frame(state, control, context)
-        h = self.embed(frame)
+        h = self._embed(frame)
         for block in self.blocks:
             h = block(h)
         return self._readout(h, frame)
@@ -275,7 +281,7 @@ class FlashNerd(nn.Module):
             Increment to give :meth:`StateCodec.integrate`, shape (B, 2·nv), and the new cache.
         """
         frame = self.frame(state, control, context)
-        h = self.embed(frame)
+        h = self._embed(frame)
         keys, values = [], []
         for block, k, v in zip(self.blocks, cache.keys, cache.values, strict=True):
             assert isinstance(block, Block)
@@ -286,7 +292,7 @@ class FlashNerd(nn.Module):
         return self.increment(state, self._readout(h, frame).to(state.dtype)), after
 
     @torch.no_grad()
-    def fit(self, state: Tensor, control: Tensor, after: Tensor, ridge: float = 1e-4) -> None:
+    def fit(self, state: Tensor, control: Tensor, after: Tensor, ridge: float = 1e-6) -> None:
         """Freeze the normalisers and start the affine path from ridge regression.
 
         Args:

@@ -144,11 +144,10 @@ class RayCamera:
             ValueError: If the shape does not fit.
         """
         check_state(states, states.shape[0], self._state_size)
-        qpos = states[:, : self._nq].detach().to(self._device, torch.float32)
-        pictures = [self._trace(part) for part in qpos.split(self._batch)]
-        if not pictures:
+        if not len(states):
             return torch.zeros(0, self.height, self.width, 3, dtype=torch.uint8)
-        rgb = torch.cat(pictures)
+        qpos = states[:, : self._nq].detach().to(self._device, torch.float32)
+        rgb = torch.cat([self._trace(part) for part in qpos.split(self._batch)])
         rgb[~torch.isfinite(states).all(dim=1).cpu()] = 0
         return rgb
 

@@ -122,7 +122,7 @@ def record(
         robot.spec,
         engine=engine_identity(robot),
         seed=seed,
-        extra={**settings, "shards": shards},
+        extra={**settings, "shards": shards, "context": {"contact-set": _context(robot)}},
         resume=resume,
     )
     with writer, RunProgress("record", shards, unit="transitions", done=writer.num_shards, shown=progress) as bar:
@@ -146,6 +146,11 @@ def record(
             rejected = sum(writer.rejected.values())
             bar.advance(control.shape[0] * control.shape[1], f"{rejected} rejected")
     return Path(out)
+
+
+def _context(robot: Robot) -> dict[str, Any]:
+    """Settings of a contact encoder for this robot, so that ``nerd-core train --context`` needs nothing else."""
+    return {"probes": [probe.to_json() for probe in robot.probes]}
 
 
 def _label(

@@ -1,25 +1,30 @@
 """Export of a model's streaming step to one ONNX file.
 
-The step is a pure function. The rings of past keys and values stay with the caller: the graph reads them whole and
-returns the present pair only, which the caller writes over the oldest. Normalisers, codec and the integration of the
-state are in the graph, so that the file speaks SI units.
+The step is a pure function. The rings of past keys and values stay with the caller: the graph reads
+them whole and returns the present pair only, which the caller writes over the oldest. Normalisers,
+codec and the integration of the state are in the graph, so that the file speaks SI units.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import hashlib
+import logging
 import os
-from dataclasses import asdict
+import warnings
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from nerd_core import FlashNerd
 from nerd_core.artifact import load_model
 from nerd_core.model import Block
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .manifest import (
     FORMAT,
@@ -31,7 +36,7 @@ from .manifest import (
 )
 from .signature import BATCH, CONTEXT_NAMES, input_tensors, output_tensors
 
-__all__ = ["ExportedStep", "export_onnx", "load_source"]
+__all__ = ["ExportedStep", "export_onnx", "load_source", "onnx_bytes", "require_exporter"]
 
 OPSET = 20
 # Exported with two worlds: with one, the exporter would fix the batch at one without a word.
@@ -64,14 +69,15 @@ class ExportedStep(nn.Module):
         Args:
             state: States, shape (B, nq + nv).
             control: Controls held over the step, shape (B, nu).
-            context: Contact rows, the fields of a ContactSet less the count, leading shape (B, K); empty for
-                models without an encoder.
+            context: Contact rows, the fields of a ContactSet less the count, leading shape (B, K);
+                empty for models without an encoder.
             rings: Keys and values of each block of span over 1, in turn, shapes (B, S, H, D).
             valid: Time samples since the last reset of each world, shape (B,).
             cursor: Time samples seen in all, shape ().
 
         Returns:
-            Increment (B, 2·nv), next state (B, nq + nv), and the pair of each ring, shapes (B, H, D).
+            Increment (B, 2·nv), next state (B, nq + nv), and the pair of each ring, shapes (B, H,
+            D).
         """
         model = self.model
         frame = model.frame(state, control, self._named(context))
@@ -95,7 +101,7 @@ class ExportedStep(nn.Module):
 def _attend(
     block: Block, x: Tensor, past: tuple[Tensor, Tensor] | None, valid: Tensor, cursor: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:meth:`Block.step` without its new rings: the frame after the block, and its key and value."""
+    """:meth:`Block.step` without its new rings: the frame after the block, its key, its value."""
     q, k, v, a, b = block.project_in(block.norm(x)).split(block.sizes, -1)
     shape = (-1, block.heads, block.head_width)
     q, k, v = q.reshape(shape) * block.head_width**-0.5, k.reshape(shape), v.reshape(shape)
@@ -127,7 +133,7 @@ def load_source(path: str | Path) -> tuple[FlashNerd, dict[str, Any]]:
             "datasets": manifest.get("datasets", []),
             "parameters": model.num_parameters,
         },
-        "config": asdict(model.config),
+        "config": manifest["config"],
         "context": manifest["context"] and {**manifest["context"], "rows": rows},
         "spans": list(model.config.spans),
         "receptive_field": model.config.receptive_field,
@@ -136,7 +142,7 @@ def load_source(path: str | Path) -> tuple[FlashNerd, dict[str, Any]]:
 
 
 def export_onnx(model: str | Path, out: str | Path) -> dict[str, Any]:
-    """Write the streaming step of a model as one ONNX file with a batch of any size.
+    """Write the streaming step of a model as one ONNX file for batches of any size.
 
     Args:
         model: Model folder, or a run folder, whose best model is taken.
@@ -153,11 +159,30 @@ def export_onnx(model: str | Path, out: str | Path) -> dict[str, Any]:
     out = Path(out)
     if out.exists():
         raise ValueError(f"out: {out} exists; an artifact is never overwritten")
-    network, described = load_source(model)
-    _refuse_unfit(network)
-    rows = _context_rows(network)
-    inputs, outputs = input_tensors(network, rows), output_tensors(network)
-    proto = _trace(network, inputs, outputs)
+    data, manifest = onnx_bytes(*load_source(model))
+    _publish(data, out)
+    return manifest
+
+
+def onnx_bytes(
+    model: FlashNerd, described: dict[str, Any], *, precision: str = "float32"
+) -> tuple[bytes, dict[str, Any]]:
+    """Content of an exported file, and its manifest.
+
+    Args:
+        model: The network, as :func:`load_source` gave it.
+        described: What the manifest says of it.
+        precision: ``float32``, or ``float64`` for a copy that tells rounding from errors.
+
+    Raises:
+        ValueError: The network cannot be exported.
+    """
+    _refuse_unfit(model)
+    if precision == "float64":
+        model = copy.deepcopy(model).double()
+    inputs = input_tensors(model, _context_rows(model), precision)
+    outputs = output_tensors(model, precision)
+    proto = _trace(model, inputs, outputs)
     read = {name for node in proto.graph.node for name in node.input}
     # The exporter keeps inputs that no node reads; nobody should have to fill them.
     inputs = [tensor for tensor in inputs if tensor["name"] in read]
@@ -169,18 +194,17 @@ def export_onnx(model: str | Path, out: str | Path) -> dict[str, Any]:
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         **described,
-        "cache": "caller's rings; the graph returns the present pair, written to slot cursor % span",
+        "cache": "caller's rings; the graph returns the present pair, for slot cursor % span",
         "normaliser": "in the graph",
         "integration": "in the graph: next_state = state, moved by delta in its own base frame",
         "quaternion": "w x y z, base to world",
-        "precision": "float32",
+        "precision": precision,
         "inputs": inputs,
         "outputs": outputs,
         "versions": _versions(),
     }
-    entry = metadata_entry(MANIFEST_KEY, canonical_json(manifest))
-    _publish(seal(proto.SerializeToString(deterministic=True) + entry), out)
-    return manifest
+    body = proto.SerializeToString(deterministic=True)
+    return seal(body + metadata_entry(MANIFEST_KEY, canonical_json(manifest))), manifest
 
 
 def require_exporter() -> None:
@@ -227,21 +251,52 @@ def _trace(model: FlashNerd, inputs: list[dict[str, Any]], outputs: list[dict[st
         example["state"][:, 3] = 1  # a unit quaternion
     context = [example[n] for n in names if n in CONTEXT_NAMES]
     rings = [example[n] for n in names if n.startswith(("keys_", "values_"))]
-    batch = torch.export.Dim("batch", min=1, max=2**20)
-    rows = {0: batch}
-    program = torch.onnx.export(
-        ExportedStep(model).eval(),
-        (example["state"], example["control"], context, rings, example["valid"], example["cursor"]),
-        input_names=names,
-        output_names=[tensor["name"] for tensor in outputs],
-        dynamic_shapes=(rows, rows, [rows] * len(context), [rows] * len(rings), rows, {}),
-        opset_version=OPSET,
-        dynamo=True,
-        external_data=False,
-        verbose=False,
-    )
+    now = [example["state"], example["control"]]
+    arguments = [*now, context, rings, example["valid"], example["cursor"]]
+    batch = {0: torch.export.Dim(BATCH)}
+    shapes = (batch, batch, [batch] * len(context), [batch] * len(rings), batch, {})
+    with _quiet_exporter():
+        program = torch.onnx.export(
+            ExportedStep(model).eval(),
+            tuple(arguments),
+            input_names=names,
+            output_names=[tensor["name"] for tensor in outputs],
+            dynamic_shapes=shapes,
+            opset_version=OPSET,
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+            custom_translation_table={torch.ops.aten.scalar_tensor.default: _exact_number},
+        )
     assert program is not None
     return program.model_proto
+
+
+def _exact_number(
+    s: float, dtype: int = 1, layout: str = "", device: str = "", pin_memory: bool = False
+) -> Any:
+    """A plain number of the code as a constant.
+
+    The exporter's own way goes through float32, in a float64 graph too.
+    """
+    import onnx
+    from onnxscript import opset20
+
+    return opset20.Constant(value=onnx.helper.make_tensor("", dtype, [], [s]))
+
+
+@contextlib.contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Without remarks on libraries that the exporter does without and axes that it renames."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch\.")
+            yield
+    finally:
+        log.setLevel(level)
 
 
 def _example(tensor: dict[str, Any]) -> Tensor:
@@ -250,17 +305,21 @@ def _example(tensor: dict[str, Any]) -> Tensor:
 
 
 def _strip(proto: Any) -> None:
-    """Drop what the exporter notes about its source: paths of this machine, stack traces."""
+    """Drop the exporter's notes on its source, which hold paths of this machine; name the batch."""
     graph = proto.graph
-    held = [proto, graph, *graph.node, *graph.input, *graph.output, *graph.value_info]
-    for element in [*held, *graph.initializer]:
+    del graph.value_info[:]
+    for element in (proto, graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
         element.doc_string = ""
         del element.metadata_props[:]
+    values = [*graph.input, *graph.output]
+    sizes = [size for value in values for size in value.type.tensor_type.shape.dim]
+    named = [size for size in sizes if size.dim_param]
+    if len({size.dim_param for size in named}) == 1:  # else the check that follows fails
+        for size in named:
+            size.dim_param = BATCH
 
 
-def _check_graph(
-    proto: Any, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]
-) -> None:
+def _check_graph(proto: Any, inputs: list[dict[str, Any]], outputs: list[dict[str, Any]]) -> None:
     """Refuse a graph whose inputs and outputs are not what the manifest says of them."""
     import onnx
 

@@ -1,14 +1,15 @@
 """The manifest inside an exported file, and the seal that tells a whole file from a damaged one.
 
-A file is an ONNX model whose ``metadata_props`` hold two entries: ``nerd.manifest``, canonical JSON, and, as the very
-last bytes, ``nerd.sha256``, the SHA-256 of all bytes before that entry. The seal finds damage and edits by accident;
-it is no signature.
+A file is an ONNX model whose ``metadata_props`` hold two entries: ``nerd.manifest``, canonical
+JSON, and, as the very last bytes, ``nerd.sha256``, the SHA-256 of all bytes before that entry. The
+seal finds damage and edits by accident; it is no signature.
 
-Keys of the manifest, format version 1: ``format``, ``format_version``, ``name``, ``robot``, ``robot_digest``, ``dt``
-[s], ``model`` (``digest`` of its manifest, ``weights_sha256``, ``datasets``, ``parameters``), ``config`` (the network),
-``context`` (``kind`` and ``config`` of the context encoder and the ``rows`` that one world holds, or null),
-``spans``, ``receptive_field``, ``cache``, ``normaliser``, ``integration``, ``precision``, ``inputs`` and ``outputs``
-(name, dtype, shape, and names, units and frames of the entries), ``versions``.
+Keys of the manifest, format version 1: ``format``, ``format_version``, ``name``, ``robot``,
+``robot_digest``, ``dt`` [s], ``model`` (``digest`` of its manifest, ``weights_sha256``,
+``datasets``, ``parameters``), ``config`` (the network), ``context`` (``kind`` and ``config`` of the
+context encoder and the ``rows`` that one world holds, or null), ``spans``, ``receptive_field``,
+``cache``, ``normaliser``, ``integration``, ``precision``, ``inputs`` and ``outputs`` (name, dtype,
+shape, and names, units and frames of the entries), ``versions``.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def canonical_json(document: Mapping[str, Any]) -> str:
 def metadata_entry(key: str, value: str) -> bytes:
     """A ``metadata_props`` entry of an ONNX model, to be appended to the bytes of one.
 
-    In the protobuf encoding, appending a field to a message adds to its repeated fields, so no ONNX library is needed.
+    In the protobuf encoding, appending a field to a message adds to its repeated fields, so no ONNX
+    library is needed.
     """
     pair = b"\x0a" + _sized(key.encode()) + b"\x12" + _sized(value.encode())
     return b"\x72" + _sized(pair)  # field 14 of ModelProto

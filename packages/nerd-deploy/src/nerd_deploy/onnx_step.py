@@ -26,16 +26,17 @@ _OWN = ("state", "control", "valid", "cursor")  # inputs that are neither contex
 
 
 class OnnxStep:
-    """n worlds that an exported model advances, with the rings of past keys and values that it reads.
+    """n worlds that an exported model advances, with the rings of past keys and values it reads.
 
-    Buffers are made and bound to the runtime once; a step writes them in place, and afterwards the pairs that the
-    graph returned over the oldest slot of each ring. One thread and no spinning by default: the robot's other
-    processes need the cores.
+    Buffers are made and bound to the runtime once; a step writes them in place, and afterwards the
+    pairs that the graph returned over the oldest slot of each ring. One thread and no spinning by
+    default: the robot's other processes need the cores.
 
     Args:
         source: The exported file, or its content.
         n: Number of worlds.
-        provider: Execution provider of onnxruntime; it is used or refused, never replaced by another.
+        provider: Execution provider of onnxruntime; it is used or refused, never replaced by
+            another.
         threads: Threads within and between operators.
         spin: Let waiting threads spin.
 
@@ -44,8 +45,8 @@ class OnnxStep:
         n: Number of worlds.
 
     Raises:
-        ValueError: A file that is missing, damaged, of another format version or not what its manifest says; an
-            unknown provider.
+        ValueError: A file that is missing, damaged, of another format version or not what its
+            manifest says; an unknown provider.
     """
 
     def __init__(
@@ -67,7 +68,9 @@ class OnnxStep:
         self._outputs = {tensor["name"]: tensor for tensor in self.manifest["outputs"]}
         _compare("input", self._session.get_inputs(), self._inputs, where)
         _compare("output", self._session.get_outputs(), self._outputs, where)
-        self._rings = {name: self._inputs[name]["shape"][1] for name in self._inputs if self._is_ring(name)}
+        self._rings = {
+            name: self._inputs[name]["shape"][1] for name in self._inputs if self._is_ring(name)
+        }
         self._context = [n for n in self._inputs if n not in _OWN and n not in self._rings]
         self.init(n)
 
@@ -99,13 +102,15 @@ class OnnxStep:
         Args:
             rows: Their indices, or a mask of shape (n,); None for all.
         """
-        chosen = slice(None) if rows is None else np.asarray(rows)
+        chosen = np.arange(self.n) if rows is None else np.asarray(rows)
+        if chosen.dtype == bool and chosen.shape != (self.n,):
+            raise ValueError(f"rows is a mask of shape {chosen.shape}, expected ({self.n},)")
         self._valid[chosen] = 0
         for name in self._rings:
             self._buffers[name][chosen] = 0  # a masked weight is 0, but 0 · NaN is NaN
 
     def fork(self, n: int) -> Self:
-        """``n`` worlds that share this one world's past and have their own future; this one is left as it is.
+        """``n`` worlds that share this one world's past; this one is left as it is.
 
         Raises:
             ValueError: There is more than one world here.
@@ -134,8 +139,9 @@ class OnnxStep:
         Args:
             state: States, shape (n, nq + nv), float32, in MuJoCo's order.
             control: Controls held over the step, shape (n, nu), float32.
-            context: Contact rows by name, shapes (n, K, ...), with K at most the ``rows`` of the manifest; names that
-                the file does not read are ignored, so the fields of a ContactSet fit as they are.
+            context: Contact rows by name, shapes (n, K, ...), with K at most the ``rows`` of the
+                manifest; names that the file does not read are ignored, so the fields of a
+                ContactSet fit as they are.
             out: Where to write the result; None for a new array.
 
         Returns:
@@ -163,11 +169,11 @@ class OnnxStep:
 
     @property
     def delta(self) -> NDArray[Any]:
-        """Increment of the last step, shape (n, 2·nv), a copy; see ``outputs`` of the manifest for its entries."""
+        """Increment of the last step, shape (n, 2·nv), a copy; the manifest names its entries."""
         return self._buffers["delta"].copy()
 
     def poison(self) -> None:
-        """Fill the output buffers with NaN, so that an output which the next step leaves unwritten shows."""
+        """Fill the output buffers with NaN, so that one the next step leaves unwritten shows."""
         for name in self._outputs:
             self._buffers[name].fill(np.nan)
 
@@ -189,8 +195,8 @@ class OnnxStep:
         shape = (self.n, rows, *buffer.shape[2:])
         if value.shape != shape or value.dtype != buffer.dtype or rows > buffer.shape[1]:
             raise ValueError(
-                f"context[{name!r}] is {value.dtype} of shape {value.shape}, expected {buffer.dtype} "
-                f"of shape {buffer.shape} or with fewer rows"
+                f"context[{name!r}] is {value.dtype} of shape {value.shape}, expected "
+                f"{buffer.dtype} of shape {buffer.shape} or with fewer rows"
             )
         buffer[:, :rows] = value
         buffer[:, rows:] = 0  # no row there: the mask is false
@@ -236,6 +242,6 @@ def _compare(label: str, found: Any, wanted: dict[str, Any], where: str) -> None
     for name in sorted({*graph, *said}):
         if graph.get(name) != said.get(name):
             raise ValueError(
-                f"{where}: {label} {name} is {graph.get(name)} in the graph and {said.get(name)} in "
-                "the manifest"
+                f"{where}: {label} {name} is {graph.get(name)} in the graph and "
+                f"{said.get(name)} in the manifest"
             )

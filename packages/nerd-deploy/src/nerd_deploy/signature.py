@@ -1,4 +1,4 @@
-"""Names, shapes, units and frames of every tensor that goes into and comes out of an exported step."""
+"""Names, shapes, units and frames of the inputs and outputs of an exported step."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ __all__ = ["CONTEXT_NAMES", "input_tensors", "output_tensors"]
 
 BATCH = "batch"
 
-# Fields of a nerd_contact.ContactSet: width (0 for one number per row), type, unit and frame.
+# Fields of a nerd_contact.ContactSet: width (0 for one number per row), type (None for the
+# precision of the file), unit and frame.
 _CONTACT_FIELDS = {
-    "point": (3, "float32", "m", "base"),
-    "normal": (3, "float32", "1", "base"),
-    "gap": (0, "float32", "m", None),
-    "velocity": (3, "float32", "m/s", "base"),
-    "friction": (0, "float32", "1", None),
+    "point": (3, None, "m", "base"),
+    "normal": (3, None, "1", "base"),
+    "gap": (0, None, "m", None),
+    "velocity": (3, None, "m/s", "base"),
+    "friction": (0, None, "1", None),
     "link": (0, "int64", "index", None),
     "kind": (0, "int64", "index", None),
     "mask": (0, "bool", "1", None),
@@ -25,31 +26,33 @@ _CONTACT_FIELDS = {
 CONTEXT_NAMES = tuple(_CONTACT_FIELDS)
 
 
-def input_tensors(model: FlashNerd, rows: int) -> list[dict[str, Any]]:
+def input_tensors(model: FlashNerd, rows: int, precision: str) -> list[dict[str, Any]]:
     """Descriptions of the inputs of a model's step, in order.
 
     Args:
         model: The network.
         rows: Contact rows K of one world; 0 without a context encoder.
+        precision: Type of all that is not a count, an index or a mask.
     """
     robot, codec = model.robot, model.codec
-    state = _tensor("state", "float32", robot.state_size) | _state_entries(robot, codec)
-    control = _tensor("control", "float32", robot.nu) | _control_entries(robot)
+    state = _tensor("state", precision, robot.state_size) | _state_entries(robot, codec)
+    control = _tensor("control", precision, robot.nu) | _control_entries(robot)
     fields = _CONTACT_FIELDS if rows else {}
     context = [
-        _tensor(name, dtype, rows, *([width] if width else [])) | {"unit": unit, "frame": frame}
+        _tensor(name, dtype or precision, rows, *([width] if width else []))
+        | {"unit": unit, "frame": frame}
         for name, (width, dtype, unit, frame) in fields.items()
     ]
     valid = _tensor("valid", "int64") | {"meaning": "time samples since the reset of the world"}
     cursor = {"name": "cursor", "dtype": "int64", "shape": [], "meaning": "time samples in all"}
-    return [state, control, *context, *_ring_tensors(model.config), valid, cursor]
+    return [state, control, *context, *_ring_tensors(model.config, precision), valid, cursor]
 
 
-def output_tensors(model: FlashNerd) -> list[dict[str, Any]]:
+def output_tensors(model: FlashNerd, precision: str) -> list[dict[str, Any]]:
     """Descriptions of the outputs of a model's step, in order."""
     robot, codec = model.robot, model.codec
-    delta = _tensor("delta", "float32", codec.delta_size) | _delta_entries(robot, codec)
-    after = _tensor("next_state", "float32", robot.state_size) | _state_entries(robot, codec)
+    delta = _tensor("delta", precision, codec.delta_size) | _delta_entries(robot, codec)
+    after = _tensor("next_state", precision, robot.state_size) | _state_entries(robot, codec)
     pairs = [
         {
             "name": f"new_{ring['name']}",
@@ -57,16 +60,16 @@ def output_tensors(model: FlashNerd) -> list[dict[str, Any]]:
             "shape": [BATCH, *ring["shape"][2:]],
             "meaning": f"to be written to {ring['name']}[:, cursor % {ring['shape'][1]}]",
         }
-        for ring in _ring_tensors(model.config)
+        for ring in _ring_tensors(model.config, precision)
     ]
     return [delta, after, *pairs]
 
 
-def _ring_tensors(config: FlashNerdConfig) -> list[dict[str, Any]]:
+def _ring_tensors(config: FlashNerdConfig, precision: str) -> list[dict[str, Any]]:
     # A block of span 1 looks at the present alone and remembers nothing.
     size = (config.heads, config.width // config.heads)
     return [
-        _tensor(f"{kind}_{block}", "float32", span, *size)
+        _tensor(f"{kind}_{block}", precision, span, *size)
         for block, span in enumerate(config.spans)
         if span > 1
         for kind in ("keys", "values")

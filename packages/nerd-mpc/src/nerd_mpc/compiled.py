@@ -37,7 +37,8 @@ def compile_step(step: nn.Module, example: tuple[Any, ...]) -> Callable[..., Any
     """A compiled form of ``step`` for inputs shaped like ``example``.
 
     Args:
-        step: A module whose forward is a pure function of its inputs and weights.
+        step: A module whose forward is a pure function of its inputs and weights. Runs on one thread; callers
+            run several side by side.
         example: Inputs, nested tuples and dicts of tensors. Shapes become fixed.
 
     Returns:
@@ -53,7 +54,7 @@ def compile_step(step: nn.Module, example: tuple[Any, ...]) -> Callable[..., Any
         # Built beside its place and renamed: a killed build leaves no half package behind.
         partial = path.with_name(f"{path.stem}-{os.getpid()}.pt2")
         torch._inductor.aoti_compile_and_package(
-            program, package_path=str(partial), inductor_configs={"freezing": True}
+            program, package_path=str(partial), inductor_configs={"freezing": True, "cpp.threads": 1}
         )
         os.replace(partial, path)
     loaded = torch._inductor.aoti_load_package(str(path))
@@ -85,6 +86,7 @@ def _fingerprint(program: torch.export.ExportedProgram) -> str:
         if isinstance(value, torch.Tensor):
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    digest.update(b"one thread, frozen")
     digest.update(torch.__version__.encode())
     digest.update(torch.__config__.show().encode())
     digest.update(f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}".encode())

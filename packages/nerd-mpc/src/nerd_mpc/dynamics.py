@@ -3,7 +3,9 @@
 The planner needs scores; the report needs the predicted states. Execution never happens here.
 """
 
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import torch
@@ -100,16 +102,18 @@ class MjWarpRollout(_EngineRollout):
 class NerdRollout:
     """The learned model: collider, network, integration and reward of one model step in one function.
 
-    The function is compiled ahead of time where a C++ compiler is present (see ``compiled.py``); otherwise the same
-    function runs eagerly. The history cache is kept at batch 1 and expanded to the samples. Fewer rows than
-    ``num_samples`` are padded: one compiled batch size serves scoring and prediction.
+    The function is compiled ahead of time where a C++ compiler is present (see ``compiled.py``), for one thread and
+    one chunk of the samples; the chunks of a rollout run side by side. Otherwise the same function runs eagerly on all
+    samples at once. The history cache is kept at batch 1 and expanded to the samples. Fewer rows than ``num_samples``
+    are padded: one compiled size serves scoring and prediction.
 
     Args:
         model: The network, with a context encoder that can observe.
         task: Terrain and reward.
         num_samples: Rows of a rollout.
         compiled: Compile the step; None decides by what this machine has.
-        precision: ``float32`` or ``bfloat16`` for the matrix products of the network.
+        threads: Chunks that run side by side when compiled; None for one per core.
+        precision: ``float32`` or ``bfloat16`` for the matrix products of the blocks.
     """
 
     name = "nerd"
@@ -121,6 +125,7 @@ class NerdRollout:
         num_samples: int,
         *,
         compiled: bool | None = None,
+        threads: int | None = None,
         precision: str = "float32",
     ) -> None:
         self.model, self.num_samples = model.eval().requires_grad_(False), num_samples
@@ -128,11 +133,15 @@ class NerdRollout:
         self._step: Callable[..., tuple[Tensor, KVCache, Tensor]] = _ModelStep(model, task, precision)
         self.retarget(task)
         self.begin()
+        self._threads, self._rows = 1, num_samples
         if self.compiled:
-            state = torch.tensor(task.robot.home_state).repeat(num_samples, 1)
-            action = torch.zeros(num_samples, task.robot.spec.nu)
-            example = (state, action, self._cache.expand(num_samples), self._scene, self._goal)
+            self._threads = min(threads or len(os.sched_getaffinity(0)), num_samples)
+            self._rows = -(-num_samples // self._threads)
+            state = torch.tensor(task.robot.home_state).repeat(self._rows, 1)
+            action = torch.zeros(self._rows, task.robot.spec.nu)
+            example = (state, action, self._cache.expand(self._rows), self._scene, self._goal)
             self._step = compile_step(self._step, example)
+        self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
 
     def retarget(self, task: PlatformTask) -> None:
         """Plan on another deck from now on; what is compiled stays."""
@@ -151,19 +160,28 @@ class NerdRollout:
         _, self._cache = self.model.step(state[None], control[None], context, self._cache)
 
     @torch.no_grad()
-    def _roll(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        rows = len(action)
-        if rows > self.num_samples:
-            raise ValueError(f"action has {rows} rows, expected at most num_samples ({self.num_samples})")
-        action = torch.cat([action, action[-1:].expand(self.num_samples - rows, -1, -1)])
-        state = state.expand(self.num_samples, -1).contiguous()
-        cache = self._cache.expand(self.num_samples)
+    def _chunk(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Roll out actions (rows, T, nu) of one chunk."""
+        state = state.expand(len(action), -1).contiguous()
+        cache = self._cache.expand(len(action))
         states, rewards = [state], []
         for now in action.transpose(0, 1).contiguous():
             state, cache, reward = self._step(state, now, cache, self._scene, self._goal)
             states.append(state)
             rewards.append(reward)
-        return torch.stack(states, 1)[:rows], torch.stack(rewards, 1)[:rows]
+        return torch.stack(states, 1), torch.stack(rewards, 1)
+
+    def _roll(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        rows = len(action)
+        if rows > self.num_samples:
+            raise ValueError(f"action has {rows} rows, expected at most num_samples ({self.num_samples})")
+        # Whole chunks only: one plan needs one chunk, not all of them.
+        chunks = -(-rows // self._rows)
+        padding = action[-1:].expand(chunks * self._rows - rows, -1, -1)
+        parts = torch.cat([action, padding]).split(self._rows)
+        run = map if self._pool is None or chunks == 1 else self._pool.map
+        states, rewards = zip(*run(lambda part: self._chunk(state, part), parts), strict=True)
+        return torch.cat(states)[:rows], torch.cat(rewards)[:rows]
 
     def score(self, state: Tensor, action: Tensor) -> Tensor:
         """Rewards along the plans."""

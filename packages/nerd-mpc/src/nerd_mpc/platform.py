@@ -3,6 +3,7 @@
 Everything is batched torch on states, so that the reward can be part of a compiled rollout.
 """
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +16,7 @@ from nerd_coupling.robots import Robot
 from nerd_coupling.terrain import Terrain
 from torch import Tensor
 
-__all__ = ["TERRAINS", "GO2_RANGE", "ClimbJudge", "Goal", "Outcome", "PlatformTask", "RewardWeights"]
+__all__ = ["TERRAINS", "GO2_RANGE", "ClimbJudge", "Goal", "Outcome", "PlatformTask", "RewardWeights", "terrain_height"]
 
 TERRAINS: Mapping[str, float] = {
     "T1": 0.06,
@@ -29,6 +30,26 @@ TERRAINS: Mapping[str, float] = {
 
 HEIGHT_RANGE = (0.0, 0.35)
 """Deck heights [m] that the task accepts; the released model was trained on a part of it."""
+
+def terrain_height(terrain: str | None, height: float | None) -> float:
+    """Deck height [m] of a named terrain or of a number; T4 where neither is given.
+
+    Raises:
+        ValueError: Both are given, the name is unknown (close names are offered), or the height is not supported.
+    """
+    if terrain is not None and height is not None:
+        raise ValueError("--terrain and --height are both given, expected one of them")
+    if height is not None:
+        low, high = HEIGHT_RANGE
+        if not low < height <= high:  # a NaN fails too
+            raise ValueError(f"--height is {height:g} m, expected more than {low:g} and at most {high:g} m")
+        return height
+    name = terrain or "T4"
+    if name not in TERRAINS:
+        close = difflib.get_close_matches(name.upper(), TERRAINS, n=3, cutoff=0.4) or list(TERRAINS)
+        raise ValueError(f"--terrain is {name!r}, expected one of {', '.join(TERRAINS)}; did you mean {', '.join(close)}?")
+    return TERRAINS[name]
+
 
 _FRONT, _LENGTH, _WIDTH = 0.99, 0.62, 0.92  # [m] deck of DIAL-MPC's crate climb
 _EDGE = 0.02  # [m] a foot may overhang the footprint by this much and still count

@@ -22,6 +22,7 @@ from nerd_core.train import TrainConfig, train
 from nerd_coupling.recording import RandomTargets, record
 from nerd_coupling.robots import load_robot
 
+from .compiled import can_compile
 from .dynamics import MujocoRollout, NerdRollout, RolloutModel
 from .platform import GO2_RANGE, PlatformTask
 from .proposals import PlannerRollouts, PlannerRolloutsConfig
@@ -52,11 +53,11 @@ class RecipeConfig:
     robot: str = "go2"
     random_shards: int = 14
     planner_shards: int = 36
-    round_shards: tuple[int, ...] = (24,)
-    steps: int = 16000
-    recursive_steps: int = 2500
-    round_steps: int = 6000
-    round_recursive_steps: int = 2500
+    round_shards: tuple[int, ...] = (16,)
+    steps: int = 3500
+    recursive_steps: int = 0
+    round_steps: int = 3000
+    round_recursive_steps: int = 1500
     model: FlashNerdConfig = FlashNerdConfig()
     contact: ContactEncoderConfig = ContactEncoderConfig()
     seed: int = 1
@@ -122,7 +123,8 @@ class _Retargeted:
     def on(self, task: PlatformTask) -> RolloutModel:
         """The rollout model on another deck, its history forgotten."""
         if self._rollout is None:
-            self._rollout = NerdRollout(self._network, task)
+            samples = PlannerRolloutsConfig().plan.num_samples
+            self._rollout = NerdRollout(self._network, task, samples, threads=1)
         self._rollout.retarget(task)
         self._rollout.begin()
         return self._rollout
@@ -154,6 +156,7 @@ def run_recipe(out: str | Path, config: RecipeConfig, *, workers: int | None = N
         steps=config.steps,
         recursive_steps=config.recursive_steps,
         seed=config.seed,
+        compile=can_compile(),
         **TRAINING,
     )
     with log.stage("train"):
@@ -179,7 +182,7 @@ TRAINING: dict[str, Any] = {
     "window": 12,
     "lr": 1.5e-3,
     "lr_final": 3e-5,
-    "eval_every": 2000,
+    "eval_every": 1750,
     "checkpoint_every": 1000,
     "eval_horizons": (1, 5, 10, 20),
     "eval_trajectories": 512,

@@ -1,0 +1,43 @@
+"""How every command of the workspace ends: results on standard output, one plain line when the input is bad."""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+__all__ = ["BAD_INPUT", "INTERRUPTED", "leave", "print_json", "say", "speaking_plainly"]
+
+BAD_INPUT, INTERRUPTED = 2, 130
+
+
+def say(line: str) -> None:
+    """A line for the reader, on standard error; standard output stays free for results."""
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def leave(program: str, code: int, line: str) -> NoReturn:
+    """End the program with one line and an exit code."""
+    say(f"{program}: {line}")
+    raise SystemExit(code)
+
+
+def print_json(document: Any) -> None:
+    """The last line on standard output: one JSON document, without NaN."""
+    sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
+
+
+def speaking_plainly(program: str, run: Callable[[], None], *, hint: str = "interrupted") -> None:
+    """Run a command; bad input becomes one line and exit code 2, an interrupt one line and 130.
+
+    Args:
+        program: Name that the line starts with.
+        run: The command.
+        hint: What to say when it was interrupted.
+    """
+    try:
+        run()
+    except (ValueError, OSError) as error:
+        leave(program, BAD_INPUT, f"error: {' '.join(str(error).split())}")
+    except KeyboardInterrupt:
+        leave(program, INTERRUPTED, hint)

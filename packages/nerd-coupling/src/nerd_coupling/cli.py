@@ -1,0 +1,118 @@
+"""The ``nerd-coupling`` command: list the robots, record a dataset."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from nerd_core.command import print_json, say, speaking_plainly
+from rich.console import Console
+from rich.table import Table
+
+from .recording import RandomTargets, record
+from .robots import load_robot, robot_names
+
+__all__ = ["main"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Robots:
+    """List the robots that ship with this package.
+
+    Example: nerd-coupling robots
+    """
+
+    def run(self) -> None:
+        """Print the table, then one JSON document."""
+        table = Table(title="Robots")
+        for head in ("name", "links", "joints", "control", "kp", "kd", "model step [ms]", "spheres"):
+            table.add_column(head)
+        found = []
+        for name in robot_names():
+            robot = load_robot(name)
+            spec = robot.spec
+            row = {
+                "name": name,
+                "links": len(spec.bodies),
+                "joints": len(spec.joints),
+                "control": spec.control,
+                "kp": sorted(set(spec.kp)),
+                "kd": sorted(set(spec.kd)),
+                "model_step_ms": round(1e3 * spec.dt, 3),
+                "spheres": len(robot.probes),
+            }
+            found.append(row)
+            table.add_row(*(str(value) for value in row.values()))
+        Console(stderr=True).print(table)
+        print_json(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Record a robot under smooth random joint targets on and around random platforms, in MuJoCo C.
+
+    A recording that was killed goes on with --resume and gives the same bytes. Other seeds, in other processes or on
+    other hosts, give further datasets that training takes together.
+
+    Example: nerd-coupling record go2 --out go2-random --shards 4
+    """
+
+    robot: tyro.conf.Positional[str]
+    """Name of the robot."""
+    out: Path
+    """Dataset folder to create."""
+    shards: int = 4
+    """Shards of 82,000 transitions."""
+    seed: int = 0
+    """With a shard's number it decides everything that is drawn."""
+    threads: int | None = None
+    """Threads of MuJoCo; one per core if omitted."""
+    resume: bool = False
+    """Go on with an interrupted recording."""
+
+    def run(self) -> None:
+        """Record and report."""
+        if self.shards < 1:
+            raise ValueError(f"--shards is {self.shards}, expected at least 1")
+        robot = load_robot(self.robot)
+        torch.set_num_threads(1)  # the engine's own threads do the work
+        low, high = torch.tensor([j.range or (-3.14, 3.14) for j in robot.spec.joints]).unbind(-1)
+        proposal = RandomTargets(robot, torch.stack([low, high], -1))
+        record(
+            self.out,
+            robot,
+            proposal,
+            shards=self.shards,
+            seed=self.seed,
+            settings=proposal.settings(),
+            threads=self.threads,
+            resume=self.resume,
+        )
+        say(f"{self.out}: {self.shards} shards")
+
+
+Command = (
+    Annotated[Robots, tyro.conf.subcommand("robots")]
+    | Annotated[Record, tyro.conf.subcommand("record")]
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of ``nerd-coupling``.
+
+    Args:
+        arguments: Command line without the program's name; None for ``sys.argv``.
+    """
+
+    def run() -> None:
+        command = tyro.cli(
+            Command,  # type: ignore[arg-type]
+            prog="nerd-coupling",
+            description="Robots and recordings. Try: nerd-coupling robots",
+            args=sys.argv[1:] if arguments is None else arguments,
+        )
+        command.run()
+
+    speaking_plainly("nerd-coupling", run, hint="interrupted; the same command with --resume goes on")
