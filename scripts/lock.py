@@ -75,8 +75,7 @@ def pins(text: str) -> Pins:
             continue
         files = [*package.get("wheels", []), *([package["sdist"]] if "sdist" in package else [])]
         found[package["name"], package["version"]] = {
-            unquote(file.get("path") or file["url"].rpartition("/")[2]): file["hash"]
-            for file in files
+            unquote(file.get("path") or file["url"].rpartition("/")[2]): file["hash"] for file in files
         }
     return found
 
@@ -141,9 +140,7 @@ def install_filter() -> None:
 
 def main() -> int:
     """Run one mode; exit status 1 says that the lock is not fit to be committed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--check", action="store_true", help="check the staged lock, write nothing")
     mode.add_argument("--restore", action="store_true", help="fill the lock in, as `uv lock` does")

@@ -4,6 +4,7 @@ import mujoco
 import numpy as np
 import pytest
 import torch
+
 from nerd_contact import PrimitiveCollider
 from nerd_core.rotation import quat_to_matrix, rotvec_to_quat
 from nerd_coupling.recording import RandomTargets
@@ -62,7 +63,7 @@ def test_every_sphere_contact_of_mujoco_is_a_row_with_the_same_gap_normal_and_po
     where = {k: v.expand(len(state), *v.shape[1:]).double() for k, v in scene(terrain).items()}
     rows = PrimitiveCollider(robot.spec, robot.probes, margin=MARGIN)(state, where)
     count = len(robot.probes)
-    spheres = {p.name: i for i, p in enumerate(robot.probes) if not p.name[-2:-1] == "_"}
+    spheres = {p.name: i for i, p in enumerate(robot.probes) if p.name[-2:-1] != "_"}
     compared = 0
     for number, expected in enumerate(mujoco_rows(robot, terrain, state)):
         for (geom, surface), contacts in expected.items():

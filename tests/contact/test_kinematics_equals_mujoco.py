@@ -4,6 +4,7 @@ import mujoco
 import numpy as np
 import pytest
 import torch
+
 from nerd_contact import Kinematics
 from nerd_core import Body, Joint, RobotSpec
 from nerd_core.rotation import quat_to_matrix
@@ -36,9 +37,7 @@ def test_go2_body_poses_and_velocities_equal_mujocos(dtype, tolerance):
         for index, body in enumerate(ids):
             pos = base.T @ (data.xpos[body] - data.xpos[ids[0]])
             mat = base.T @ data.xmat[body].reshape(3, 3)
-            mujoco.mj_objectVelocity(
-                mj_model, data, mujoco.mjtObj.mjOBJ_XBODY, body, velocity, 0
-            )
+            mujoco.mj_objectVelocity(mj_model, data, mujoco.mjtObj.mjOBJ_XBODY, body, velocity, 0)
             scale = 1 + np.abs(velocity).max()
             assert np.abs(motion.pos[row, index].numpy() - pos).max() <= tolerance
             assert np.abs(motion.mat[row, index].numpy() - mat).max() <= tolerance
@@ -87,9 +86,7 @@ def test_offset_anchors_slides_and_unordered_branches_equal_mujocos():
         for index, body in enumerate(spec.bodies):
             identity = mj_model.body(body.name).id
             pos = base.T @ (data.xpos[identity] - data.xpos[1])
-            mujoco.mj_objectVelocity(
-                mj_model, data, mujoco.mjtObj.mjOBJ_XBODY, identity, velocity, 0
-            )
+            mujoco.mj_objectVelocity(mj_model, data, mujoco.mjtObj.mjOBJ_XBODY, identity, velocity, 0)
             assert np.abs(motion.pos[row, index].numpy() - pos).max() <= 1e-12
             assert np.abs(motion.linvel[row, index].numpy() - base.T @ velocity[3:]).max() <= 1e-11
 

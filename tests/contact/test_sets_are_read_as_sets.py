@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from nerd_contact import (
     ContactEncoderConfig,
     ContactSet,

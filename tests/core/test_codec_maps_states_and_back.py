@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from nerd_core import FlashNerd, FlashNerdConfig, Joint, RobotSpec, StateCodec, rollout
 from nerd_core.robot import Body
 from nerd_core.rotation import (

@@ -12,8 +12,6 @@ main(["eval", "run", "data"])
 
 
 def test_recording_training_and_evaluating_work_where_numpy_is_not_installed(tmp_path):
-    finished = subprocess.run(
-        [sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    finished = subprocess.run([sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.startswith('{"command": "eval"')

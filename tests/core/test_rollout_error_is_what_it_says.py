@@ -90,9 +90,7 @@ def test_orientation_error_is_a_rotation_vector_and_blind_to_the_sign_of_the_qua
 def test_channels_that_never_move_are_left_out_and_named():
     states = torch.randn(8, 5, 4, dtype=torch.float64)
     states[..., 2] = 0.5
-    found = evaluate(
-        Oracle(), Trajectories(states, torch.zeros(8, 4, 1).double(), {}), horizons=(1,)
-    )
+    found = evaluate(Oracle(), Trajectories(states, torch.zeros(8, 4, 1).double(), {}), horizons=(1,))
     assert found.idle_channels == ("rail_vel",)
     assert math.isfinite(found.horizons[0].at_step)
 

@@ -1,7 +1,10 @@
 """The cached step and the whole-window pass are the same function."""
 
+import itertools
+
 import pytest
 import torch
+
 from nerd_core import Body, FlashNerd, FlashNerdConfig, Joint, RobotSpec
 
 BATCH, STEPS = 8, 200
@@ -12,7 +15,10 @@ def quadruped() -> RobotSpec:
     return RobotSpec(
         name="twelve-hinges",
         floating=True,
-        bodies=(Body(name="base", parent=-1), *(Body(name=f"link{i}", parent=0) for i in range(legs))),
+        bodies=(
+            Body(name="base", parent=-1),
+            *(Body(name=f"link{i}", parent=0) for i in range(legs)),
+        ),
         joints=tuple(
             Joint(name=f"hinge{i}", kind="hinge", body=i + 1, axis=(0.0, 1.0, 0.0), range=(-2.0, 2.0))
             for i in range(legs)
@@ -63,7 +69,7 @@ def test_a_stream_with_random_resets_equals_the_window_since_each_reset(spans, d
     streamed = torch.stack(streamed, 1)
     for row in range(BATCH):
         begins = [0, *resets[row].nonzero().flatten().tolist(), STEPS]
-        for first, end in zip(begins, begins[1:], strict=False):
+        for first, end in itertools.pairwise(begins):
             if first == end:
                 continue
             part = slice(first, end)

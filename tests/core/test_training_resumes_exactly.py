@@ -59,9 +59,7 @@ def kill_at(monkeypatch, step, method="descend"):
     ("step", "method"),
     [(1, "descend"), (4, "descend"), (5, "descend"), (7, "descend"), (8, "save"), (10, "record")],
 )
-def test_a_killed_run_ends_with_the_same_bits(
-    dataset, uninterrupted, tmp_path, monkeypatch, step, method
-):
+def test_a_killed_run_ends_with_the_same_bits(dataset, uninterrupted, tmp_path, monkeypatch, step, method):
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         kill_at(patch, step, method)
@@ -82,9 +80,7 @@ def test_a_metrics_line_cut_short_by_the_kill_is_dropped(dataset, uninterrupted,
     assert metrics.read_text() == (uninterrupted / "metrics.jsonl").read_text()
 
 
-def test_two_runs_from_one_seed_are_equal_and_another_seed_differs(
-    dataset, uninterrupted, tmp_path
-):
+def test_two_runs_from_one_seed_are_equal_and_another_seed_differs(dataset, uninterrupted, tmp_path):
     run(dataset, tmp_path / "same")
     run(dataset, tmp_path / "other", dataclasses.replace(CONFIG, seed=1))
     weights = [
@@ -118,9 +114,7 @@ def test_a_folder_that_holds_a_run_is_refused(dataset, uninterrupted):
         run(dataset, uninterrupted)
 
 
-def test_resuming_with_other_settings_or_data_lists_the_differences(
-    dataset, uninterrupted, tmp_path
-):
+def test_resuming_with_other_settings_or_data_lists_the_differences(dataset, uninterrupted, tmp_path):
     with pytest.raises(ValueError, match=r"train.lr: 0.001, not 0.5; train.seed: 0, not 3"):
         run(dataset, uninterrupted, dataclasses.replace(CONFIG, lr=0.5, seed=3), resume=True)
     other = collect_cartpole(tmp_path / "d", trajectories=9, horizon=12, progress=False)
@@ -131,9 +125,7 @@ def test_resuming_with_other_settings_or_data_lists_the_differences(
 
 
 def test_datasets_of_two_robots_are_not_mixed(dataset, tmp_path):
-    other = collect_cartpole(
-        tmp_path / "d", trajectories=9, horizon=12, cartpole=CartPole(substeps=4), progress=False
-    )
+    other = collect_cartpole(tmp_path / "d", trajectories=9, horizon=12, cartpole=CartPole(substeps=4), progress=False)
     with pytest.raises(ValueError, match="another robot: substeps"):
         run([dataset, other], tmp_path / "run")
 
@@ -174,18 +166,14 @@ def test_several_datasets_train_one_model_and_are_named_in_it(dataset, tmp_path)
     assert load_model(best)[1]["datasets"] == [dataset.digest, longer.digest]
 
 
-def test_a_window_longer_than_the_trajectories_is_refused_before_the_folder_exists(
-    dataset, tmp_path
-):
+def test_a_window_longer_than_the_trajectories_is_refused_before_the_folder_exists(dataset, tmp_path):
     with pytest.raises(ValueError, match="window: got 64"):
         run(dataset, tmp_path / "run", dataclasses.replace(CONFIG, window=64))
     assert not (tmp_path / "run").exists()
 
 
 def test_training_reduces_the_held_out_error_below_the_affine_start(dataset, tmp_path):
-    config = dataclasses.replace(
-        CONFIG, steps=150, recursive_steps=30, batch_size=32, lr=3e-3, eval_every=1, ema=0.9
-    )
+    config = dataclasses.replace(CONFIG, steps=150, recursive_steps=30, batch_size=32, lr=3e-3, eval_every=1, ema=0.9)
     config = dataclasses.replace(config, eval_every=30, checkpoint_every=1000)
     run(dataset, tmp_path / "run", config)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

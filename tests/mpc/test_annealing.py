@@ -87,18 +87,14 @@ def test_beta_form_agrees_with_hand_arithmetic():
     torch.testing.assert_close(config.noise_table(), torch.tensor(expected))
 
 
-@pytest.mark.parametrize(
-    ("n", "factor", "beta"), [(4, 0.5, 0.361), (2, 0.5, 0.721), (10, 0.5, 0.144)]
-)
+@pytest.mark.parametrize(("n", "factor", "beta"), [(4, 0.5, 0.361), (2, 0.5, 0.721), (10, 0.5, 0.144)])
 def test_iteration_factor_becomes_the_published_beta(n, factor, beta):
     config = DialConfig(iterations=n, anneal_iteration=factor).to_annealing("beta")
     assert config.anneal_iteration == pytest.approx(beta, abs=5e-4)
     assert config.anneal_horizon == math.inf  # factor 1: every knot alike
 
 
-@pytest.mark.parametrize(
-    ("knots", "factor", "beta"), [(6, 0.9, 1.90), (5, 0.9, 2.37), (6, 0.95, 3.90)]
-)
+@pytest.mark.parametrize(("knots", "factor", "beta"), [(6, 0.9, 1.90), (5, 0.9, 2.37), (6, 0.95, 3.90)])
 def test_horizon_factor_becomes_the_published_beta(knots, factor, beta):
     config = DialConfig(num_knots=knots, anneal_horizon=factor).to_annealing("beta")
     assert config.anneal_horizon == pytest.approx(beta, abs=5e-3)

@@ -28,9 +28,7 @@ def test_knots_are_a_partition_of_unity_and_constants_come_back(kind, num_knots,
     torch.testing.assert_close(spline.evaluate(knots), constant, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("kind", "degree"), [("zero", 0), ("linear", 1), ("quadratic", 2), ("cubic", 1)]
-)
+@pytest.mark.parametrize(("kind", "degree"), [("zero", 0), ("linear", 1), ("quadratic", 2), ("cubic", 1)])
 @pytest.mark.parametrize(("num_knots", "horizon"), [(3, 9), (5, 17), (6, 26), (7, 25), (12, 40)])
 def test_each_kind_reproduces_the_polynomials_it_promises(kind, degree, num_knots, horizon):
     spline = make(kind, num_knots, horizon)
@@ -76,9 +74,7 @@ def test_shift_gives_the_controls_at_the_later_times_and_holds_the_tail(kind, st
     controls = spline.evaluate(knots)
     # Knots lie on every fifth control, so a shift by whole periods lands on controls.
     later = [min(5 * k + steps, 25) for k in range(6)]
-    torch.testing.assert_close(
-        spline.shift(knots, steps * 0.02), controls[later], rtol=0, atol=1e-12
-    )
+    torch.testing.assert_close(spline.shift(knots, steps * 0.02), controls[later], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("kind", "degree"), [("linear", 1), ("quadratic", 2), ("cubic", 1)])

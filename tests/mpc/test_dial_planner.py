@@ -92,9 +92,7 @@ def test_first_decision_comes_close_to_the_least_squares_optimum(spline):
     optimum_knots, optimum = best_knots(config, 0.4, 0.0)
     assert optimum_knots.abs().max() < 1.0  # the bounds do not act, so the oracle is the optimum
     start = initial_plan(config, 1)
-    state, _ = plan(
-        start, rollout, config=config, noise=torch.Generator().manual_seed(0), iterations=10
-    )
+    state, _ = plan(start, rollout, config=config, noise=torch.Generator().manual_seed(0), iterations=10)
     before, after = score(config, start.knots, rollout), score(config, state.knots, rollout)
     assert before < after <= optimum + 1e-6
     assert optimum - after < 0.02 * (optimum - before)
@@ -211,9 +209,7 @@ def test_a_deadline_stops_early_with_the_plan_so_far():
     config, rollout = settings(), double_integrator(1.0, 0.0)
     noise = draw_noise(config, torch.Generator().manual_seed(0), 4, 1)
     asked = iter([False, False, True])
-    state, info = plan(
-        initial_plan(config, 1), rollout, config=config, noise=noise, deadline=lambda: next(asked)
-    )
+    state, info = plan(initial_plan(config, 1), rollout, config=config, noise=noise, deadline=lambda: next(asked))
     assert info.iterations == len(info.best) == len(info.effective_samples) == 2
     assert torch.isfinite(state.knots).all()
     assert info.weights.shape == (128,)

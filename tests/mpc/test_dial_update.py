@@ -85,8 +85,7 @@ def test_costs_a_million_times_larger_or_smaller_give_the_same_plan(scale):
     settings = config(num_samples=32, iterations=3, temperature=0.05)
     start = PlanState(torch.zeros(3, 2))
     plans = [
-        plan(start, rollout(f), config=settings, noise=torch.Generator().manual_seed(0))[0].knots
-        for f in (1.0, scale)
+        plan(start, rollout(f), config=settings, noise=torch.Generator().manual_seed(0))[0].knots for f in (1.0, scale)
     ]
     torch.testing.assert_close(plans[1], plans[0], rtol=0, atol=1e-5)
 

@@ -183,8 +183,7 @@ def _spoiled(record, *, every):
 def _stopped_at_once(record):
     """Interrupted before the first decision was done."""
     none = {
-        name: getattr(record, name)[:0]
-        for name in ("controls", "planning_ms", "reward", "score", "effective_samples")
+        name: getattr(record, name)[:0] for name in ("controls", "planning_ms", "reward", "score", "effective_samples")
     }
     return replace(
         record,

@@ -51,9 +51,7 @@ def _deck_pixels(picture):
 
 def test_a_picture_is_taken_of_every_second_state_from_the_first_on(go2, camera, states):
     told = []
-    frames = render_episode(
-        go2, DECK, states, width=WIDTH, height=HEIGHT, progress=lambda *now: told.append(now)
-    )
+    frames = render_episode(go2, DECK, states, width=WIDTH, height=HEIGHT, progress=lambda *now: told.append(now))
     assert frames.shape == (8, HEIGHT, WIDTH, 3)
     assert frames.dtype == torch.uint8
     assert told == [(4, 8), (8, 8)]

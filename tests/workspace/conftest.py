@@ -12,8 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = {
-    path.parent.name: tomllib.loads(path.read_text())
-    for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
+    path.parent.name: tomllib.loads(path.read_text()) for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
 }
 
 MARK = "--- report ---"

@@ -8,8 +8,7 @@ SIMULATORS = {"warp", "mujoco", "mujoco_warp", "newton"}
 # What must not be loaded by an import of the package; the library that serves on a robot's
 # onboard computer does without torch.
 NOT_LOADED = {
-    "nerd-core": SIMULATORS
-    | {"matplotlib", "onnx", "onnxruntime", "onnxscript", "imageio", "viser"},
+    "nerd-core": SIMULATORS | {"matplotlib", "onnx", "onnxruntime", "onnxscript", "imageio", "viser"},
     "nerd-contact": SIMULATORS | {"matplotlib", "onnx", "onnxruntime", "onnxscript"},
     "nerd-coupling": {"matplotlib", "imageio", "viser", "onnx", "onnxruntime", "onnxscript"},
     "nerd-mpc": {"matplotlib", "imageio", "viser", "onnx", "onnxruntime", "onnxscript"},

@@ -129,9 +129,7 @@ def test_a_source_that_cannot_be_made_neutral_is_refused(lock):
 
 def test_another_version_or_hash_is_a_difference_and_a_further_wheel_is_none(lock):
     committed = {("alpha", "1.0"): {"a.whl": "sha256:1"}}
-    assert (
-        lock.differences(committed, {("alpha", "1.0"): {"a.whl": "sha256:1", "b.whl": "2"}}) == []
-    )
+    assert lock.differences(committed, {("alpha", "1.0"): {"a.whl": "sha256:1", "b.whl": "2"}}) == []
     assert lock.differences(committed, {("alpha", "1.1"): {"a.whl": "sha256:1"}}) == [
         "alpha 1.0: only committed",
         "alpha 1.1: only resolved",

@@ -17,11 +17,7 @@ def test_no_module_is_a_drawer(package, root):
 
 
 def test_no_python_file_is_longer_than_600_lines(repository_files):
-    sizes = {
-        name: content.count(b"\n")
-        for name, content in repository_files.items()
-        if name.endswith(".py")
-    }
+    sizes = {name: content.count(b"\n") for name, content in repository_files.items() if name.endswith(".py")}
     assert {name: lines for name, lines in sizes.items() if lines > MAX_LINES} == {}
 
 

@@ -16,10 +16,7 @@ def rows(root):
     lines = [line for line in page.read_text().splitlines() if line.startswith("|")]
     # The first two lines of a table are its head and the rule below it.
     heads = {
-        number + offset
-        for number, line in enumerate(lines)
-        if re.fullmatch(r"[|\s:-]+", line)
-        for offset in (-1, 0)
+        number + offset for number, line in enumerate(lines) if re.fullmatch(r"[|\s:-]+", line) for offset in (-1, 0)
     }
     return [line for number, line in enumerate(lines) if number not in heads]
 
@@ -34,9 +31,7 @@ def test_every_test_in_the_paper_map_exists(rows, root):
     for path, name in {found for row in rows for found in NAMED.findall(row)}:
         file = root / path
         tree = ast.parse(file.read_text()) if file.exists() else None
-        defined = (
-            {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)} if tree else set()
-        )
+        defined = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)} if tree else set()
         if tree is None or (name and name not in defined):
             missing.append(f"{path}::{name}" if name else path)
     assert missing == []

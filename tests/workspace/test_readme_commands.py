@@ -74,7 +74,5 @@ def test_every_command_and_flag_in_the_readme_exists(root):
     assert wanted, "README.md shows none of our commands in a bash block"
     for (script, subcommand), flags in wanted.items():
         text = help_text(script, subcommand)
-        missing = [
-            flag for flag in flags if not re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", text)
-        ]
+        missing = [flag for flag in flags if not re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", text)]
         assert missing == [], f"{script} {subcommand}"

@@ -12,20 +12,14 @@ INDEX_HOSTS = [
     "registry.npm" + "js.org",
     "conda.ana" + "conda.org",
 ]
-INDEX_SETTING = (
-    "(index-url|extra-index|default-index|find-links|registry)" + r"[^a-z\n]{1,6}https?://"
-)
+INDEX_SETTING = "(index-url|extra-index|default-index|find-links|registry)" + r"[^a-z\n]{1,6}https?://"
 HOME_FOLDER = r"(?<![\w.~-])/(home|Users)/" + r"[\w.-]+/"
 FIXED_FOLDERS = r"(?<![\w.~-])/(root|work)" + "/"
 
 
 def lines_that_match(files, pattern):
     compiled = re.compile(pattern.encode(), re.IGNORECASE)
-    return [
-        f"{name}: {match[0].decode()}"
-        for name, content in files.items()
-        if (match := compiled.search(content))
-    ]
+    return [f"{name}: {match[0].decode()}" for name, content in files.items() if (match := compiled.search(content))]
 
 
 def test_no_tracked_file_names_a_package_index(repository_files):

@@ -8,14 +8,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from nerd_core import RobotSpec
 from nerd_core.rotation import quat_to_matrix
-from torch import Tensor
 
 from .contacts import ContactSet, Counterpart
 from .kinematics import Kinematics
 
-__all__ = ["PrimitiveCollider", "Probe"]
+__all__ = ["PrimitiveCollider", "Probe", "box_distance"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,23 +91,32 @@ class PrimitiveCollider:
         world = state[..., None, :3] + (base[..., None, :, :] * centre[..., None, :]).sum(-1)
         extra = state.dim() - 2
 
-        def over(value: Tensor) -> Tensor:  # scene tensors broadcast over the axes between B and the probes
+        def over(
+            value: Tensor,
+        ) -> Tensor:  # scene tensors broadcast over the axes between B and the probes
             return value.reshape(value.shape[0], *([1] * extra), *value.shape[1:]).to(state.dtype)
 
         friction = over(scene["friction"])
         up = torch.zeros_like(world)
         up[..., 2] = 1
-        gaps, normals, grips = [world[..., 2] - radius], [up], [torch.maximum(grip, friction[..., :1])]
+        gaps, normals, grips = (
+            [world[..., 2] - radius],
+            [up],
+            [torch.maximum(grip, friction[..., :1])],
+        )
         if not self.ground_only:
             boxes = [over(scene[k]) for k in ("box_center", "box_half", "box_yaw")]
             for n in range(boxes[0].shape[-2]):
-                distance, normal = _box_distance(
-                    world - boxes[0][..., n, None, :], boxes[1][..., n, None, :], boxes[2][..., n, None]
+                distance, normal = box_distance(
+                    world - boxes[0][..., n, None, :],
+                    boxes[1][..., n, None, :],
+                    boxes[2][..., n, None],
                 )
                 gaps.append(distance - radius)
                 normals.append(normal)
                 grips.append(torch.maximum(grip, friction[..., n + 1, None]))
-        gap, normal, mu = torch.stack(gaps, -2), torch.stack(normals, -3), torch.stack(grips, -2)
+        gap, normal = torch.stack(gaps, -2), torch.stack(normals, -3)
+        mu = torch.stack([g.expand_as(world[..., 2]) for g in grips], -2)
         if self.merge:
             deepest = gap.argmin(-2, keepdim=True)
             gap, mu = gap.gather(-2, deepest), mu.gather(-2, deepest)
@@ -118,9 +128,7 @@ class PrimitiveCollider:
         velocity = linvel[..., None, :, :] + torch.linalg.cross(spin, arm)
         return self._rows(point, normal, gap, velocity, mu)
 
-    def _rows(
-        self, point: Tensor, normal: Tensor, gap: Tensor, velocity: Tensor, friction: Tensor
-    ) -> ContactSet:
+    def _rows(self, point: Tensor, normal: Tensor, gap: Tensor, velocity: Tensor, friction: Tensor) -> ContactSet:
         surfaces = gap.shape[-2]
         gap, friction = gap.flatten(-2), friction.expand_as(gap).flatten(-2)
         mask = gap < self.margin
@@ -139,10 +147,15 @@ class PrimitiveCollider:
         return rows if self.max_rows is None else rows.deepest(self.max_rows)
 
 
-def _box_distance(offset: Tensor, half: Tensor, yaw: Tensor) -> tuple[Tensor, Tensor]:
+def box_distance(offset: Tensor, half: Tensor, yaw: Tensor) -> tuple[Tensor, Tensor]:
     """Signed distance [m] of points to a yawed box and the outward normal, both in the world frame.
 
     Outside, the distance to the nearest point of the box; inside, minus the distance to the nearest face.
+
+    Args:
+        offset: Points less the box's centre, world axes [m], shape (..., 3).
+        half: Half sizes [m], shape (..., 3).
+        yaw: Turn of the box about the vertical [rad], shape (...,).
     """
     c, s = yaw.cos()[..., None], yaw.sin()[..., None]
     x, y, z = offset[..., :1], offset[..., 1:2], offset[..., 2:]

@@ -43,7 +43,7 @@ class ContactSet(NamedTuple):
     link: Tensor
     kind: Tensor
     mask: Tensor
-    count: Tensor
+    count: Tensor  # pyright: ignore[reportIncompatibleMethodOverride] - the field's own word
 
     @property
     def overflow(self) -> Tensor:

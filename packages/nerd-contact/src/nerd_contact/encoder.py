@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from nerd_core import RobotSpec
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from nerd_core import RobotSpec
 
 from .collider import PrimitiveCollider, Probe
 from .contacts import ContactSet
@@ -60,14 +61,10 @@ class ContactSetEncoder(nn.Module):
 
     kind = "contact-set"
 
-    def __init__(
-        self, config: ContactEncoderConfig, robot: RobotSpec, probes: tuple[Probe, ...]
-    ) -> None:
+    def __init__(self, config: ContactEncoderConfig, robot: RobotSpec, probes: tuple[Probe, ...]) -> None:
         super().__init__()
         self.config, self.dt, self.probes = config, robot.dt, probes
-        self.collider = PrimitiveCollider(
-            robot, probes, margin=config.margin, max_rows=config.max_rows
-        )
+        self.collider = PrimitiveCollider(robot, probes, margin=config.margin, max_rows=config.max_rows)
         self.out_size = config.num_slots * config.slot_width + 1
         self.row_in = nn.Linear(14, config.hidden)
         self.link = nn.Embedding(len(robot.bodies), config.hidden)

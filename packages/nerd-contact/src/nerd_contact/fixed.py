@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from nerd_core import RobotSpec
 from torch import Tensor, nn
+
+from nerd_core import RobotSpec
 
 from .collider import PrimitiveCollider, Probe
 from .encoder import probes_from_json
 
-__all__ = ["FixedContactFeatures", "FixedContactConfig", "from_config"]
+__all__ = ["FixedContactConfig", "FixedContactFeatures", "from_config"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +42,7 @@ class FixedContactFeatures(nn.Module):
 
     kind = "fixed-contact"
 
-    def __init__(
-        self, config: FixedContactConfig, robot: RobotSpec, probes: tuple[Probe, ...]
-    ) -> None:
+    def __init__(self, config: FixedContactConfig, robot: RobotSpec, probes: tuple[Probe, ...]) -> None:
         super().__init__()
         self.config, self.probes, self.dt = config, probes, robot.dt
         self.collider = PrimitiveCollider(

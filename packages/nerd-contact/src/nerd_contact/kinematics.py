@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+
 from nerd_core import RobotSpec, StateCodec
 from nerd_core.rotation import quat_to_matrix
-from torch import Tensor
 
 __all__ = ["BodyMotion", "Kinematics"]
 
@@ -67,16 +68,12 @@ class Kinematics:
         joint_of = {}
         for index, joint in enumerate(robot.joints):
             if joint.body in joint_of:
-                raise ValueError(
-                    f"body {robot.bodies[joint.body].name} has two joints, expected at most one per link"
-                )
+                raise ValueError(f"body {robot.bodies[joint.body].name} has two joints, expected at most one per link")
             joint_of[joint.body] = index
         depth: list[int] = []
         for body in robot.bodies:
             depth.append(0 if body.parent < 0 else depth[body.parent] + 1)
-        self._levels = [
-            [b for b in range(len(depth)) if depth[b] == level] for level in range(max(depth) + 1)
-        ]
+        self._levels = [[b for b in range(len(depth)) if depth[b] == level] for level in range(max(depth) + 1)]
         order = [b for level in self._levels for b in level]
         self._place = {b: i for i, b in enumerate(order)}
         self._reorder = [self._place[b] for b in range(len(order))]

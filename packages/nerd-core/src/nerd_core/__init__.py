@@ -1,11 +1,14 @@
 """Streaming neural robot dynamics: model, training, rollout and evaluation."""
 
+from .artifact import load_model, save_model
 from .codec import StateCodec
 from .dataset import TrajectoryDataset, TrajectoryWriter
+from .evaluate import evaluate
 from .model import FlashNerd, FlashNerdConfig, KVCache
 from .normalizer import Normalizer
 from .robot import Body, Joint, RobotSpec
 from .rollout import Observe, StreamingStep, prefill, rollout
+from .train import TrainConfig, train
 
 __all__ = [
     "Body",
@@ -18,8 +21,13 @@ __all__ = [
     "RobotSpec",
     "StateCodec",
     "StreamingStep",
+    "TrainConfig",
     "TrajectoryDataset",
     "TrajectoryWriter",
+    "evaluate",
+    "load_model",
     "prefill",
     "rollout",
+    "save_model",
+    "train",
 ]

@@ -94,9 +94,7 @@ def save_model(
     return path
 
 
-def load_model(
-    path: str | Path, *, robot: RobotSpec | None = None
-) -> tuple[FlashNerd, dict[str, Any]]:
+def load_model(path: str | Path, *, robot: RobotSpec | None = None) -> tuple[FlashNerd, dict[str, Any]]:
     """Read a model folder back.
 
     Args:
@@ -116,8 +114,7 @@ def load_model(
         raise ValueError(f"{path}: not a model (format {manifest.get('format')!r})")
     if manifest.get("format_version") != FORMAT_VERSION:
         raise ValueError(
-            f"{path}: model format_version {manifest.get('format_version')!r}, "
-            f"this nerd-core reads {FORMAT_VERSION}"
+            f"{path}: model format_version {manifest.get('format_version')!r}, this nerd-core reads {FORMAT_VERSION}"
         )
     wanted = {"robot", "robot_digest", "architecture", "config", "context", "weights_sha256"}
     if absent := sorted(wanted - manifest.keys()):
@@ -128,9 +125,7 @@ def load_model(
     if robot is not None and (gaps := made_for.differences(robot)):
         raise ValueError(f"{path}: made for another robot: {'; '.join(gaps)}")
     if manifest["architecture"] != ARCHITECTURE:
-        raise ValueError(
-            f"{path}: architecture {manifest['architecture']!r}, expected {ARCHITECTURE!r}"
-        )
+        raise ValueError(f"{path}: architecture {manifest['architecture']!r}, expected {ARCHITECTURE!r}")
     weights = path / WEIGHTS
     if not weights.exists():
         raise ValueError(f"{weights}: no such weights file")
@@ -162,9 +157,7 @@ def context_json(encoder: nn.Module | None) -> dict[str, Any] | None:
     return as_json({"kind": kind, "config": describe()})
 
 
-def load_context_encoder(
-    description: Mapping[str, Any] | None, robot: RobotSpec
-) -> nn.Module | None:
+def load_context_encoder(description: Mapping[str, Any] | None, robot: RobotSpec) -> nn.Module | None:
     """Build the encoder that :func:`context_json` described, through the installed plugins.
 
     Args:

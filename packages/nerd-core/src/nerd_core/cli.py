@@ -81,9 +81,7 @@ class Train:
     """Kind of context encoder, for example contact-set; an installed package must offer it."""
     context_config: Path | None = None
     """JSON file with the encoder's settings; without it the dataset's own, if it carries any."""
-    model: Annotated[FlashNerdConfig, tyro.conf.arg(name="")] = field(
-        default_factory=FlashNerdConfig
-    )
+    model: Annotated[FlashNerdConfig, tyro.conf.arg(name="")] = field(default_factory=FlashNerdConfig)
     config: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
 
     def run(self) -> None:
@@ -155,9 +153,7 @@ class Eval:
             fit, rows = split(count, made["val_fraction"], made["seed"])
             held_out = True
         truth = _select(everything, rows[: self.max_trajectories], device)
-        affine = affine_baseline(
-            dataset.robot, _select(everything, fit[:AFFINE_TRAJECTORIES], torch.device("cpu"))
-        )
+        affine = affine_baseline(dataset.robot, _select(everything, fit[:AFFINE_TRAJECTORIES], torch.device("cpu")))
         encoder = model.context_encoder
         found = evaluate(
             model.to(device),

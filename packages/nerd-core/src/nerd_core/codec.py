@@ -113,9 +113,7 @@ class StateCodec:
         if self.robot.floating:
             w, x, y, z = state[..., 3:7].unbind(-1)
             # minus the third row of the rotation matrix: the gravity direction in the base frame
-            gravity = torch.stack(
-                [-2 * (x * z - w * y), -2 * (y * z + w * x), -1 + 2 * (x * x + y * y)], -1
-            )
+            gravity = torch.stack([-2 * (x * z - w * y), -2 * (y * z + w * x), -1 + 2 * (x * x + y * y)], -1)
             parts += [gravity, *self.base_twist(state)]
         if self._any_continuous:
             turning = joint_pos[..., self._wrapped]
@@ -156,9 +154,7 @@ class StateCodec:
         nj = len(self.robot.joints)
         joint_pos = self.joint_pos(now) + delta[..., -2 * nj : -nj]
         if self._any_continuous:
-            joint_pos = torch.where(
-                self._continuous.to(joint_pos.device), wrap_angle(joint_pos), joint_pos
-            )
+            joint_pos = torch.where(self._continuous.to(joint_pos.device), wrap_angle(joint_pos), joint_pos)
         joint_vel = self.joint_vel(now) + delta[..., -nj:]
         if not self.robot.floating:
             return torch.cat([joint_pos, joint_vel], -1)

@@ -135,9 +135,7 @@ class TrajectoryWriter:
         if count:
             self._pending_rejections = _add_counts(self._pending_rejections, {reason: int(count)})
 
-    def append(
-        self, state: Tensor, control: Tensor, scene: Mapping[str, Tensor] | None = None
-    ) -> None:
+    def append(self, state: Tensor, control: Tensor, scene: Mapping[str, Tensor] | None = None) -> None:
         """Write one shard.
 
         Args:
@@ -159,15 +157,12 @@ class TrajectoryWriter:
         for name, tensor in tensors.items():
             if tensor.ndim == 0 or tensor.shape[0] != rows:
                 raise ValueError(
-                    f"{name}: got shape {tuple(tensor.shape)}, expected ({rows}, ...), "
-                    "one row per trajectory"
+                    f"{name}: got shape {tuple(tensor.shape)}, expected ({rows}, ...), one row per trajectory"
                 )
             stored[name] = tensor.float() if tensor.is_floating_point() else tensor
             # Checked after the conversion: a float64 beyond float32 range turns into inf there.
             if stored[name].is_floating_point() and not bool(stored[name].isfinite().all()):
-                raise ValueError(
-                    f"{name}: holds non-finite numbers; reject those trajectories first"
-                )
+                raise ValueError(f"{name}: holds non-finite numbers; reject those trajectories first")
         shapes = {
             name: {
                 "shape": list(tensor.shape[1:]),
@@ -175,9 +170,7 @@ class TrajectoryWriter:
             }
             for name, tensor in stored.items()
         }
-        if self._manifest["shapes"] and (
-            gaps := list_differences(self._manifest["shapes"], shapes)
-        ):
+        if self._manifest["shapes"] and (gaps := list_differences(self._manifest["shapes"], shapes)):
             raise ValueError(f"append: differs from the shards before: {'; '.join(gaps)}")
         file = self.path / f"shard-{self.num_shards:05d}.safetensors"
         digest = write_tensors(file, stored)
@@ -190,9 +183,7 @@ class TrajectoryWriter:
         if self._closed:
             return
         if self.num_trajectories == 0:
-            raise ValueError(
-                f"{self.path}: a dataset needs at least one trajectory, nothing was appended"
-            )
+            raise ValueError(f"{self.path}: a dataset needs at least one trajectory, nothing was appended")
         self._commit(complete=True)
         self._closed = True
 
@@ -207,9 +198,7 @@ class TrajectoryWriter:
     def _check_trajectories(self, state: Tensor, control: Tensor) -> None:
         size, nu = self.robot.state_size, self.robot.nu
         if state.ndim != 3 or state.shape[1] < 2 or state.shape[2] != size:
-            raise ValueError(
-                f"state: got shape {tuple(state.shape)}, expected (N, T+1 >= 2, {size})"
-            )
+            raise ValueError(f"state: got shape {tuple(state.shape)}, expected (N, T+1 >= 2, {size})")
         expected = (state.shape[0], state.shape[1] - 1, nu)
         if tuple(control.shape) != expected:
             raise ValueError(f"control: got shape {tuple(control.shape)}, expected {expected}")
@@ -225,9 +214,7 @@ class TrajectoryWriter:
         if manifest.get("complete"):
             raise ValueError(f"path: {self.path} is a complete dataset; it is never overwritten")
         if not resume:
-            raise ValueError(
-                f"path: {self.path} is an incomplete dataset; pass resume to go on with it"
-            )
+            raise ValueError(f"path: {self.path} is an incomplete dataset; pass resume to go on with it")
         gaps = list_differences({key: manifest.get(key) for key in described}, described)
         if gaps:
             raise ValueError(f"{self.path}: cannot resume, it was started with {'; '.join(gaps)}")
@@ -367,9 +354,7 @@ def split(count: int, val_fraction: float, seed: int) -> tuple[Tensor, Tensor]:
         raise ValueError(f"val_fraction: got {val_fraction}, expected 0 <= val_fraction < 1")
     held_out = math.ceil(count * val_fraction)
     if count - held_out < 1:
-        raise ValueError(
-            f"val_fraction: {val_fraction} of {count} trajectories leaves none to train on"
-        )
+        raise ValueError(f"val_fraction: {val_fraction} of {count} trajectories leaves none to train on")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     return order[held_out:].sort().values, order[:held_out].sort().values
 
@@ -380,9 +365,7 @@ def _add_counts(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str
 
 def _is_unused(path: Path) -> bool:
     """An empty folder, or one whose first manifest was being written when the recorder died."""
-    return path.is_dir() and all(
-        file.name == MANIFEST + TEMPORARY_SUFFIX for file in path.iterdir()
-    )
+    return path.is_dir() and all(file.name == MANIFEST + TEMPORARY_SUFFIX for file in path.iterdir())
 
 
 def _check_shards(path: Path, shards: list[dict[str, Any]], *, hashes: bool) -> None:
@@ -392,8 +375,6 @@ def _check_shards(path: Path, shards: list[dict[str, Any]], *, hashes: bool) -> 
             raise ValueError(f"{file}: missing shard")
         size = file.stat().st_size
         if size != shard["bytes"]:
-            raise ValueError(
-                f"{file}: truncated or edited, {size} bytes instead of {shard['bytes']}"
-            )
+            raise ValueError(f"{file}: truncated or edited, {size} bytes instead of {shard['bytes']}")
         if hashes and sha256_of(file) != shard["sha256"]:
             raise ValueError(f"{file}: edited or damaged, its SHA-256 is not the manifest's")

@@ -215,17 +215,13 @@ def evaluate(
     names = channel_names(robot)
 
     def squared(model: StreamingStep, look: SceneObserver | None) -> Tensor:
-        error = rollout_error(
-            model, trajectories, longest, observe=look, start=start, history=history
-        )
+        error = rollout_error(model, trajectories, longest, observe=look, start=start, history=history)
         return (error.double()[..., moving] / sigma[moving]).square().mean(-1)  # (N, longest)
 
     ours, still = squared(step, observe), squared(_ZeroIncrement(robot), None)
     linear = None if affine is None else squared(affine, None)
     return Evaluation(
-        horizons=tuple(
-            _summarise(h, ours, still, linear, seeded_generator(seed, h), resamples) for h in chosen
-        ),
+        horizons=tuple(_summarise(h, ours, still, linear, seeded_generator(seed, h), resamples) for h in chosen),
         sigma={name: float(s) for name, s in zip(names, sigma, strict=True)},
         idle_channels=tuple(n for n, m in zip(names, moving.tolist(), strict=True) if not m),
         num_trajectories=len(trajectories.states),

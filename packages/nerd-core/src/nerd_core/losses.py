@@ -52,9 +52,7 @@ def channel_weights(model: FlashNerd) -> Tensor:
     return weights * active
 
 
-def teacher_loss(
-    model: FlashNerd, states: Tensor, controls: Tensor, context: Mapping[str, Tensor] | None
-) -> Tensor:
+def teacher_loss(model: FlashNerd, states: Tensor, controls: Tensor, context: Mapping[str, Tensor] | None) -> Tensor:
     """Mean squared normalised increment over all positions, channels weighted.
 
     Args:

@@ -6,7 +6,7 @@ Open this module first. ``forward`` reads a whole window (training), ``step`` on
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -182,9 +182,9 @@ class FlashNerd(nn.Module):
             surroundings; must have ``out_size``. None for robots that touch nothing.
     """
 
-    def __init__(
-        self, config: FlashNerdConfig, robot: RobotSpec, context_encoder: nn.Module | None = None
-    ) -> None:
+    context_encoder: Any  # a module with out_size and observe, or None
+
+    def __init__(self, config: FlashNerdConfig, robot: RobotSpec, context_encoder: nn.Module | None = None) -> None:
         super().__init__()
         self.config, self.robot, self.codec = config, robot, StateCodec(robot)
         self.context_encoder = context_encoder
@@ -221,9 +221,7 @@ class FlashNerd(nn.Module):
             hidden = F.silu(self.readout_in(torch.cat([self.norm(h), frame], -1)))
             return self.affine(frame) + self.readout_out(hidden)
 
-    def forward(
-        self, state: Tensor, control: Tensor, context: Mapping[str, Tensor] | None = None
-    ) -> Tensor:
+    def forward(self, state: Tensor, control: Tensor, context: Mapping[str, Tensor] | None = None) -> Tensor:
         """Normalised targets for every time sample of a window.
 
         Args:

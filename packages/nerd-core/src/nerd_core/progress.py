@@ -26,9 +26,7 @@ class RunProgress:
         shown: False for silence.
     """
 
-    def __init__(
-        self, label: str, total: int, *, unit: str, done: int = 0, shown: bool = True
-    ) -> None:
+    def __init__(self, label: str, total: int, *, unit: str, done: int = 0, shown: bool = True) -> None:
         self._label, self._total, self._unit = label, total, unit
         self._done, self._count = done, 0
         self._started = self._spoke = time.monotonic()

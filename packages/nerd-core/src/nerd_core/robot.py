@@ -178,9 +178,7 @@ class RobotSpec:
                 continue
             if isinstance(a, list) and isinstance(b, list) and len(a) == len(b) and len(a) > 1:
                 lines += [
-                    f"{key}[{i}]: {x} here, {y} there"
-                    for i, (x, y) in enumerate(zip(a, b, strict=True))
-                    if x != y
+                    f"{key}[{i}]: {x} here, {y} there" for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y
                 ]
             elif isinstance(a, list) and isinstance(b, list) and len(a) != len(b):
                 lines.append(f"{key}: {len(a)} entries here, {len(b)} there")

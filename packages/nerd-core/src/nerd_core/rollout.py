@@ -32,9 +32,7 @@ class StreamingStep(Protocol):
         ...
 
 
-def prefill(
-    step: StreamingStep, states: Tensor, controls: Tensor, *, observe: Observe | None = None
-) -> KVCache:
+def prefill(step: StreamingStep, states: Tensor, controls: Tensor, *, observe: Observe | None = None) -> KVCache:
     """Cache after a known history.
 
     Args:

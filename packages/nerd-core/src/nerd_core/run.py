@@ -43,9 +43,7 @@ class TrainingRun:
         note: Words for the progress bar.
     """
 
-    def __init__(
-        self, out: Path, model: FlashNerd, *, ema: float, weight_decay: float, grad_clip: float
-    ) -> None:
+    def __init__(self, out: Path, model: FlashNerd, *, ema: float, weight_decay: float, grad_clip: float) -> None:
         self.out, self.model, self._ema, self._grad_clip = out, model, ema, grad_clip
         self.average = copy.deepcopy(model).eval().requires_grad_(False)
         self._averaged: list[Tensor] = list(self.average.parameters())
@@ -171,8 +169,4 @@ class TrainingRun:
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): value
-        for name, value in tensors.items()
-        if name.startswith(prefix)
-    }
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

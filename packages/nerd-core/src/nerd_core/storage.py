@@ -165,9 +165,7 @@ def recover_directory(path: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def list_differences(
-    stored: Mapping[str, Any], wanted: Mapping[str, Any], *, prefix: str = ""
-) -> list[str]:
+def list_differences(stored: Mapping[str, Any], wanted: Mapping[str, Any], *, prefix: str = "") -> list[str]:
     """Leaf by leaf differences of two JSON objects, one ``key: stored, not wanted`` each."""
     found: list[str] = []
     for key in sorted({*stored, *wanted}):

@@ -254,9 +254,7 @@ def _load(
     return pool, torch.cat(training), torch.cat(held_out)
 
 
-def _initialise(
-    model: FlashNerd, sampler: WindowSampler, config: TrainConfig, init_from: str | Path | None
-) -> None:
+def _initialise(model: FlashNerd, sampler: WindowSampler, config: TrainConfig, init_from: str | Path | None) -> None:
     """Normalisers and affine path from training data, or everything from an earlier model."""
     if init_from is None:
         single = WindowSampler(sampler.pool, sampler.rows, 1)
@@ -266,9 +264,7 @@ def _initialise(
         model.fit(states[:, 0], controls[:, 0], states[:, 1], ridge=RIDGE)
         return
     earlier, manifest = load_model(init_from, robot=model.robot)
-    wanted = as_json(
-        {"config": asdict(model.config), "context": context_json(model.context_encoder)}
-    )
+    wanted = as_json({"config": asdict(model.config), "context": context_json(model.context_encoder)})
     if gaps := list_differences({key: manifest[key] for key in wanted}, wanted):
         raise ValueError(f"init_from: {init_from} is another model: {'; '.join(gaps)}")
     model.load_state_dict(earlier.state_dict())
@@ -337,9 +333,7 @@ def _check_folder(out: Path, settings: dict[str, Any], *, resume: bool) -> None:
         raise ValueError(f"{out}: cannot resume, the run was started with {'; '.join(gaps)}")
 
 
-def _metadata(
-    datasets: list[TrajectoryDataset], config: TrainConfig, found: dict[str, Any]
-) -> dict[str, Any]:
+def _metadata(datasets: list[TrajectoryDataset], config: TrainConfig, found: dict[str, Any]) -> dict[str, Any]:
     return {
         "datasets": [dataset.digest for dataset in datasets],
         "training": {"step": found["step"], **asdict(config)},

@@ -29,9 +29,7 @@ class TrajectoryPool:
         names = set(parts[0].scenes)
         for part in parts:
             if set(part.scenes) != names:
-                raise ValueError(
-                    f"datasets: scene {sorted(part.scenes)}, expected {sorted(names)} in each"
-                )
+                raise ValueError(f"datasets: scene {sorted(part.scenes)}, expected {sorted(names)} in each")
         self.states = _concatenate([p.states.flatten(0, 1) for p in parts]).to(device)
         self.controls = _concatenate([p.controls.flatten(0, 1) for p in parts]).to(device)
         self.steps = torch.cat([torch.full((len(p.controls),), p.controls.shape[1]) for p in parts])

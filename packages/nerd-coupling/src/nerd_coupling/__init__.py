@@ -1,1 +1,25 @@
-"""nerd-coupling."""
+"""Robots, batched MuJoCo and MuJoCo Warp worlds, and recorders for neural robot dynamics."""
+
+from .recording import Batch, Proposal, RandomTargets, engine_identity, record
+from .robots import Robot, build_model, load_robot, robot_names, set_terrain
+from .terrain import Box, Terrain, scene
+from .warp_worlds import MjWarpWorlds
+from .worlds import MujocoWorlds
+
+__all__ = [
+    "Batch",
+    "Box",
+    "MjWarpWorlds",
+    "MujocoWorlds",
+    "Proposal",
+    "RandomTargets",
+    "Robot",
+    "Terrain",
+    "build_model",
+    "engine_identity",
+    "load_robot",
+    "record",
+    "robot_names",
+    "scene",
+    "set_terrain",
+]

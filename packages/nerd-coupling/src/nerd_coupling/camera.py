@@ -189,9 +189,7 @@ def _dressed(robot: Robot, terrain: Terrain, aspect: float) -> mujoco.MjModel:
     camera.alt.type = mujoco.mjtOrientation.mjORIENTATION_XYAXES
     camera.alt.xyaxes = axes
     spec.compile()
-    mj_model = build_model(
-        replace(robot, mjcf=spec.to_xml()), terrain, num_boxes=max(1, len(terrain.boxes))
-    )
+    mj_model = build_model(replace(robot, mjcf=spec.to_xml()), terrain, num_boxes=max(1, len(terrain.boxes)))
     for name in ("floor", *(f"box{i}" for i in range(num_boxes(mj_model)))):
         geom = mj_model.geom(name).id
         mj_model.geom_matid[geom] = mj_model.material(_FLOOR if name == "floor" else _DECK).id
@@ -218,9 +216,7 @@ def _viewpoint(terrain: Terrain, aspect: float) -> tuple[np.ndarray, np.ndarray]
         local = (points - focus) @ np.stack((right, up, back), axis=1)
         depth = distance - local[:, 2]
         u, v = local[:, 0] / depth, local[:, 1] / depth
-        focus = focus + distance * (
-            0.5 * (u.max() + u.min()) * right + 0.5 * (v.max() + v.min()) * up
-        )
+        focus = focus + distance * (0.5 * (u.max() + u.min()) * right + 0.5 * (v.max() + v.min()) * up)
         local = (points - focus) @ np.stack((right, up, back), axis=1)
         reach = np.maximum(np.abs(local[:, 0]) / aspect, np.abs(local[:, 1])) / slope
         distance = float((reach + local[:, 2]).max())
@@ -237,7 +233,5 @@ def _framed(terrain: Terrain) -> np.ndarray:
             place = (box.center[0] + c * sx - s * sy, box.center[1] + s * sx + c * sy)
             corners += [(*place, 0.0), (*place, max(box.top, 0.0) + _HEADROOM)]
     (low, high) = _START
-    corners += [
-        (x, y, z) for x in (low[0], high[0]) for y in (low[1], high[1]) for z in (low[2], high[2])
-    ]
+    corners += [(x, y, z) for x in (low[0], high[0]) for y in (low[1], high[1]) for z in (low[2], high[2])]
     return np.array(corners)

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import torch
 import tyro
-from nerd_core.command import print_json, say, speaking_plainly
 from rich.console import Console
 from rich.table import Table
+
+from nerd_core.command import print_json, say, speaking_plainly
 
 from .recording import RandomTargets, record
 from .robots import load_robot, robot_names
@@ -27,7 +28,16 @@ class Robots:
     def run(self) -> None:
         """Print the table, then one JSON document."""
         table = Table(title="Robots")
-        for head in ("name", "links", "joints", "control", "kp", "kd", "model step [ms]", "spheres"):
+        for head in (
+            "name",
+            "links",
+            "joints",
+            "control",
+            "kp",
+            "kd",
+            "model step [ms]",
+            "spheres",
+        ):
             table.add_column(head)
         found = []
         for name in robot_names():
@@ -93,10 +103,7 @@ class Record:
         say(f"{self.out}: {self.shards} shards")
 
 
-Command = (
-    Annotated[Robots, tyro.conf.subcommand("robots")]
-    | Annotated[Record, tyro.conf.subcommand("record")]
-)
+Command = Annotated[Robots, tyro.conf.subcommand("robots")] | Annotated[Record, tyro.conf.subcommand("record")]
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import mujoco
 import torch
+from torch import Tensor
+
 from nerd_contact import PrimitiveCollider
 from nerd_core import TrajectoryWriter
 from nerd_core.progress import RunProgress
 from nerd_core.rotation import quat_multiply, rotvec_to_quat
 from nerd_core.windows import seeded_generator
-from torch import Tensor
 
 from .robots import Robot
 from .terrain import Terrain, scene
@@ -125,7 +126,10 @@ def record(
         extra={**settings, "shards": shards, "context": {"contact-set": _context(robot)}},
         resume=resume,
     )
-    with writer, RunProgress("record", shards, unit="transitions", done=writer.num_shards, shown=progress) as bar:
+    with (
+        writer,
+        RunProgress("record", shards, unit="transitions", done=writer.num_shards, shown=progress) as bar,
+    ):
         while writer.num_shards < shards:
             generator = seeded_generator(seed, "shard", writer.num_shards)
             states, controls, scenes = [], [], []
@@ -183,9 +187,7 @@ def _label(
     return (states[keep], batch.control[keep]), reasons
 
 
-def place_on_ground(
-    state: Tensor, where: dict[str, Tensor], collider: PrimitiveCollider, clearance: Tensor
-) -> Tensor:
+def place_on_ground(state: Tensor, where: dict[str, Tensor], collider: PrimitiveCollider, clearance: Tensor) -> Tensor:
     """Lift or lower states until the nearest probe is ``clearance`` above what lies below it.
 
     Args:

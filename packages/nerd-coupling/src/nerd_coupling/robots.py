@@ -280,11 +280,7 @@ def probes(mj_model: mujoco.MjModel) -> tuple[list[Probe], list[Point]]:
                 )
             )
     sites = [mj_model.site(s) for s in range(mj_model.nsite)]
-    points = [
-        Point(s.name, index[int(s.bodyid[0])], _tuple(s.pos))
-        for s in sites
-        if int(s.bodyid[0]) in index
-    ]
+    points = [Point(s.name, index[int(s.bodyid[0])], _tuple(s.pos)) for s in sites if int(s.bodyid[0]) in index]
     # A foot's site is named like its geom: the centre of a probe.
     probe_names = {probe.name for probe in found}
     return found, sorted(points, key=lambda point: point.name not in probe_names)
@@ -320,8 +316,7 @@ def _refuse_actuators(mj_model: mujoco.MjModel, control: str) -> None:
         name = mj_model.actuator(a).name
         gain, bias = mj_model.actuator_gainprm[a], mj_model.actuator_biasprm[a]
         if mj_model.actuator_trntype[a] != mujoco.mjtTrn.mjTRN_JOINT or (
-            mujoco.mjtJoint(int(mj_model.jnt_type[mj_model.actuator_trnid[a, 0]]))
-            not in hinge_or_slide
+            mujoco.mjtJoint(int(mj_model.jnt_type[mj_model.actuator_trnid[a, 0]])) not in hinge_or_slide
         ):
             raise ValueError(f"actuator {name!r} must drive a hinge or slide joint")
         if mj_model.actuator_gear[a, 0] != 1.0 or not mj_model.actuator_forcelimited[a]:

@@ -123,9 +123,7 @@ class Terrain:
         return self.boxes + (ABSENT,) * (num_boxes - len(self.boxes))
 
 
-def scene(
-    terrains: Terrain | Sequence[Terrain], *, num_boxes: int | None = None
-) -> dict[str, Tensor]:
+def scene(terrains: Terrain | Sequence[Terrain], *, num_boxes: int | None = None) -> dict[str, Tensor]:
     """Terrains as tensors, for torch colliders and for the ``scene.*`` fields of a dataset.
 
     Args:
@@ -150,9 +148,6 @@ def scene(
         "box_half": torch.tensor([[b.half_size for b in row] for row in boxes]).float(),
         "box_yaw": torch.tensor([[b.yaw for b in row] for row in boxes]).float(),
         "friction": torch.tensor(
-            [
-                [terrain.floor_friction, *(b.friction for b in row)]
-                for terrain, row in zip(group, boxes, strict=True)
-            ]
+            [[terrain.floor_friction, *(b.friction for b in row)] for terrain, row in zip(group, boxes, strict=True)]
         ).float(),
     }

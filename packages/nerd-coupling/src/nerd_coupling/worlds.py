@@ -61,9 +61,7 @@ class MujocoWorlds:
         if self.threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
         num_boxes = max(1, *(len(t.boxes) for t in self.terrains))
-        compiled = {
-            t: build_model(robot, t, num_boxes=num_boxes) for t in dict.fromkeys(self.terrains)
-        }
+        compiled = {t: build_model(robot, t, num_boxes=num_boxes) for t in dict.fromkeys(self.terrains)}
         self._models = [compiled[t] for t in self.terrains]
         self._pool = Rollout(nthread=0 if self.threads == 1 else self.threads)
         self._scratch = [mujoco.MjData(self._models[0]) for _ in range(self.threads)]
@@ -194,8 +192,7 @@ class MujocoWorlds:
             return [self._models[0]] * count
         if count % self.nworld:
             raise ValueError(
-                f"state has {count} rows: with a terrain per world expected a multiple of "
-                f"nworld = {self.nworld}"
+                f"state has {count} rows: with a terrain per world expected a multiple of nworld = {self.nworld}"
             )
         return [model for model in self._models for _ in range(count // self.nworld)]
 
@@ -259,7 +256,5 @@ def masked_worlds(mask: Tensor, nworld: int) -> list[int]:
         ValueError: If the mask is not (nworld,) bool.
     """
     if tuple(mask.shape) != (nworld,) or mask.dtype != torch.bool:
-        raise ValueError(
-            f"mask has shape {tuple(mask.shape)} and type {mask.dtype}, expected ({nworld},) bool"
-        )
+        raise ValueError(f"mask has shape {tuple(mask.shape)} and type {mask.dtype}, expected ({nworld},) bool")
     return torch.nonzero(mask.cpu()).flatten().tolist()

@@ -110,10 +110,7 @@ class Verify:
         return {"start": shard.states[:, 0], "scene": shard.scenes or None}
 
 
-Command = (
-    Annotated[Export, tyro.conf.subcommand("export")]
-    | Annotated[Verify, tyro.conf.subcommand("verify")]
-)
+Command = Annotated[Export, tyro.conf.subcommand("export")] | Annotated[Verify, tyro.conf.subcommand("verify")]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -147,8 +144,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _table(found: dict[str, Any]) -> Table:
     worlds = sum(row["batch"] for row in found["batches"])
     table = Table(
-        title=f"{found['name']}: {worlds} worlds, {found['steps']} recursive steps, "
-        f"tolerance {found['tolerance']:g}"
+        title=f"{found['name']}: {worlds} worlds, {found['steps']} recursive steps, tolerance {found['tolerance']:g}"
     )
     for head in ("step", "ONNX - torch", "median", "beyond", "torch 32 - 64", "median", "beyond"):
         table.add_column(head, justify="right", no_wrap=True)

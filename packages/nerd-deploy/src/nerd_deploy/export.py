@@ -213,9 +213,7 @@ def require_exporter() -> None:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ImportError(
-            f"{error.name} is not installed: pip install 'nerd-deploy[export]'"
-        ) from None
+        raise ImportError(f"{error.name} is not installed: pip install 'nerd-deploy[export]'") from None
 
 
 def _context_rows(model: FlashNerd) -> int:
@@ -227,8 +225,7 @@ def _context_rows(model: FlashNerd) -> int:
     collider = getattr(encoder, "collider", None)
     if collider is None:
         raise ValueError(
-            f"model: context encoder {kind!r} cannot be exported, expected contact-set or "
-            "fixed-contact of nerd-contact"
+            f"model: context encoder {kind!r} cannot be exported, expected contact-set or fixed-contact of nerd-contact"
         )
     return collider.max_rows or len(collider.probes)
 
@@ -272,9 +269,7 @@ def _trace(model: FlashNerd, inputs: list[dict[str, Any]], outputs: list[dict[st
     return program.model_proto
 
 
-def _exact_number(
-    s: float, dtype: int = 1, layout: str = "", device: str = "", pin_memory: bool = False
-) -> Any:
+def _exact_number(s: float, dtype: int = 1, layout: str = "", device: str = "", pin_memory: bool = False) -> Any:
     """A plain number of the code as a constant.
 
     The exporter's own way goes through float32, in a float64 graph too.
@@ -328,10 +323,7 @@ def _check_graph(proto: Any, inputs: list[dict[str, Any]], outputs: list[dict[st
         ("input", proto.graph.input, inputs),
         ("output", proto.graph.output, outputs),
     ):
-        found = {
-            value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
-            for value in values
-        }
+        found = {value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim] for value in values}
         wanted = {tensor["name"]: tensor["shape"] for tensor in tensors}
         if found != wanted:
             raise ValueError(f"model: exported {label}s are {found}, expected {wanted}")

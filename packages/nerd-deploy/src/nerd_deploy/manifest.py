@@ -93,8 +93,7 @@ def read_manifest(metadata: Mapping[str, str], where: str) -> dict[str, Any]:
         raise ValueError(f"{where}: its {MANIFEST_KEY} is not of the format {FORMAT!r}")
     if document.get("format_version") != FORMAT_VERSION:
         raise ValueError(
-            f"{where}: format_version {document.get('format_version')!r}, this nerd-deploy reads "
-            f"{FORMAT_VERSION}"
+            f"{where}: format_version {document.get('format_version')!r}, this nerd-deploy reads {FORMAT_VERSION}"
         )
     wrong = [k for k, kind in _REQUIRED.items() if not isinstance(document.get(k), kind)]
     if wrong:

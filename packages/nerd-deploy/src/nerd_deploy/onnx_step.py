@@ -68,9 +68,7 @@ class OnnxStep:
         self._outputs = {tensor["name"]: tensor for tensor in self.manifest["outputs"]}
         _compare("input", self._session.get_inputs(), self._inputs, where)
         _compare("output", self._session.get_outputs(), self._outputs, where)
-        self._rings = {
-            name: self._inputs[name]["shape"][1] for name in self._inputs if self._is_ring(name)
-        }
+        self._rings = {name: self._inputs[name]["shape"][1] for name in self._inputs if self._is_ring(name)}
         self._context = [n for n in self._inputs if n not in _OWN and n not in self._rings]
         self.init(n)
 
@@ -184,8 +182,7 @@ class OnnxStep:
         buffer, value = self._buffers[name], np.asarray(value)
         if value.shape != buffer.shape or value.dtype != buffer.dtype:
             raise ValueError(
-                f"{name} is {value.dtype} of shape {value.shape}, expected {buffer.dtype} of shape "
-                f"{buffer.shape}"
+                f"{name} is {value.dtype} of shape {value.shape}, expected {buffer.dtype} of shape {buffer.shape}"
             )
         buffer[...] = value
 
@@ -215,8 +212,7 @@ def _open(data: bytes, where: str, provider: str, threads: int, spin: bool) -> A
 
     if provider not in ort.get_available_providers():
         raise ValueError(
-            f"provider is {provider!r}, this onnxruntime offers "
-            f"{', '.join(ort.get_available_providers())}"
+            f"provider is {provider!r}, this onnxruntime offers {', '.join(ort.get_available_providers())}"
         )
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
@@ -235,13 +231,9 @@ def _open(data: bytes, where: str, provider: str, threads: int, spin: bool) -> A
 def _compare(label: str, found: Any, wanted: dict[str, Any], where: str) -> None:
     """Refuse a graph that is not what its manifest says."""
     graph = {value.name: (value.type, list(value.shape)) for value in found}
-    said = {
-        name: (_ORT_TYPES.get(tensor["dtype"]), list(tensor["shape"]))
-        for name, tensor in wanted.items()
-    }
+    said = {name: (_ORT_TYPES.get(tensor["dtype"]), list(tensor["shape"])) for name, tensor in wanted.items()}
     for name in sorted({*graph, *said}):
         if graph.get(name) != said.get(name):
             raise ValueError(
-                f"{where}: {label} {name} is {graph.get(name)} in the graph and "
-                f"{said.get(name)} in the manifest"
+                f"{where}: {label} {name} is {graph.get(name)} in the graph and {said.get(name)} in the manifest"
             )

@@ -77,9 +77,7 @@ def draw_scenario(
     )
 
 
-def _surroundings(
-    model: FlashNerd, scene: Mapping[str, Tensor] | None, chosen: Tensor
-) -> dict[str, Tensor]:
+def _surroundings(model: FlashNerd, scene: Mapping[str, Tensor] | None, chosen: Tensor) -> dict[str, Tensor]:
     if model.context_encoder is None:
         return {}
     if scene is None:
@@ -92,9 +90,7 @@ def _surroundings(
     return {name: value[chosen % len(value)].float() for name, value in scene.items()}
 
 
-def _near_home(
-    model: FlashNerd, batch: int, scene: dict[str, Tensor], draw: torch.Generator
-) -> Tensor:
+def _near_home(model: FlashNerd, batch: int, scene: dict[str, Tensor], draw: torch.Generator) -> Tensor:
     robot = model.robot
     ranges = [joint.range for joint in robot.joints]
     middle = torch.tensor([0.0 if r is None else (r[0] + r[1]) / 2 for r in ranges])
@@ -122,9 +118,7 @@ def _put_down(encoder: Any, state: Tensor, scene: dict[str, Tensor]) -> Tensor:
     far = PrimitiveCollider(encoder.collider.kinematics.robot, encoder.probes, margin=100.0)
     for _ in range(20):  # as in sphere tracing, a gap is never more than the way down
         gap = far(state, scene).gap.amin(-1)
-        state = torch.cat(
-            [state[:, :2], state[:, 2:3] - (gap[:, None] - _CLEARANCE), state[:, 3:]], -1
-        )
+        state = torch.cat([state[:, :2], state[:, 2:3] - (gap[:, None] - _CLEARANCE), state[:, 3:]], -1)
     return state
 
 

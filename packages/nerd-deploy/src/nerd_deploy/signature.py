@@ -39,8 +39,7 @@ def input_tensors(model: FlashNerd, rows: int, precision: str) -> list[dict[str,
     control = _tensor("control", precision, robot.nu) | _control_entries(robot)
     fields = _CONTACT_FIELDS if rows else {}
     context = [
-        _tensor(name, dtype or precision, rows, *([width] if width else []))
-        | {"unit": unit, "frame": frame}
+        _tensor(name, dtype or precision, rows, *([width] if width else [])) | {"unit": unit, "frame": frame}
         for name, (width, dtype, unit, frame) in fields.items()
     ]
     valid = _tensor("valid", "int64") | {"meaning": "time samples since the reset of the world"}

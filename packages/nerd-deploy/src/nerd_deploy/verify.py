@@ -88,10 +88,15 @@ class Drift(NamedTuple):
         beyond = (self.error > tolerance) & self.alive
         steps = beyond.any(0).nonzero()
         return {
-            "max_abs": _json(self.error[self.alive].max()),
+            "max_abs": self.largest(),
             "worlds_beyond": int(beyond.any(1).sum()),
             "first_beyond": int(steps[0]) if len(steps) else None,
         }
+
+    def largest(self) -> float | None:
+        """Over all worlds and steps that count; None if there is none, or it is not finite."""
+        counted = self.error[self.alive]
+        return _json(counted.max()) if len(counted) else None
 
     def at(self, step: int, tolerance: float) -> dict[str, Any]:
         """JSON values at one step; ``beyond`` counts the worlds up to there."""
@@ -167,8 +172,7 @@ def verify_onnx(
     _refuse_strangers(served.manifest, described, onnx)
     exact = copy.deepcopy(network).double()
     scenarios = [
-        draw_scenario(network, batch, steps, seed=seed + i, start=start, scene=scene)
-        for i, batch in enumerate(batches)
+        draw_scenario(network, batch, steps, seed=seed + i, start=start, scene=scene) for i, batch in enumerate(batches)
     ]
     with RunProgress("verify", 2 * len(batches), unit="world-steps", shown=progress) as bar:
         found = []
@@ -213,13 +217,9 @@ class Comparison(NamedTuple):
 
 
 @torch.no_grad()
-def _compare(
-    model: FlashNerd, exact: FlashNerd, served: OnnxStep, scenario: Scenario
-) -> Comparison:
+def _compare(model: FlashNerd, exact: FlashNerd, served: OnnxStep, scenario: Scenario) -> Comparison:
     batch, codec = len(scenario.start), model.codec
-    plain, single = _run(
-        model, TorchPath(model, batch), scenario, OnnxPath(served, batch), TorchPath(exact, batch)
-    )
+    plain, single = _run(model, TorchPath(model, batch), scenario, OnnxPath(served, batch), TorchPath(exact, batch))
     truth, _ = _run(exact, TorchPath(exact, batch), scenario)
     onnx, _ = _run(model, OnnxPath(served, batch), scenario)
     fine = truth.isfinite().all(-1) & plain.isfinite().all(-1)
@@ -235,9 +235,7 @@ def _compare(
     )
 
 
-def _run(
-    model: FlashNerd, path: Predictor, scenario: Scenario, *followers: Predictor
-) -> tuple[Tensor, list[Tensor]]:
+def _run(model: FlashNerd, path: Predictor, scenario: Scenario, *followers: Predictor) -> tuple[Tensor, list[Tensor]]:
     """States of a path, (B, T + 1, nq + nv); how far each follower's steps are from its, (B, T)."""
     encoder: Any = model.context_encoder
     state, states = scenario.start.to(path.dtype), [scenario.start.to(path.dtype)]
@@ -275,9 +273,7 @@ def _pool(found: Sequence[Comparison], name: str) -> Drift:
     return Drift(torch.cat(parts), torch.cat([one.alive[:, : p.shape[1]] for one, p in pairs]))
 
 
-def _result(
-    found: list[Comparison], recursive: Drift, own: Drift, tolerance: float
-) -> dict[str, Any]:
+def _result(found: list[Comparison], recursive: Drift, own: Drift, tolerance: float) -> dict[str, Any]:
     single, own_single = _pool(found, "single"), _pool(found, "own_single")
     steps = recursive.error.shape[1] - 1
     compared = float(recursive.alive.double().mean())
@@ -299,8 +295,8 @@ def _result(
         "compared": compared,
         "torch_float32_from_float64": own.summary(tolerance),
         "single_step": {
-            "max_abs": _json(single.error[single.alive].max()),
-            "torch_float32_from_float64": _json(own_single.error[own_single.alive].max()),
+            "max_abs": single.largest(),
+            "torch_float32_from_float64": own_single.largest(),
         },
         "float64": None,
         "drift": [
@@ -333,9 +329,7 @@ def _float64_drift(
     return Drift(torch.cat(errors), torch.cat([one.alive for one in found]))
 
 
-def _excuse(
-    result: dict[str, Any], copied: Drift, recursive: Drift, own: Drift, tolerance: float
-) -> dict[str, Any]:
+def _excuse(result: dict[str, Any], copied: Drift, recursive: Drift, own: Drift, tolerance: float) -> dict[str, Any]:
     """Whether the drift in float32 is no more than rounding that the model itself amplifies."""
     summary, single = copied.summary(tolerance), result["single_step"]
     beyond = own.summary(tolerance)["worlds_beyond"]
@@ -356,9 +350,7 @@ def _excuse(
     return {"float64": summary, "passed": True, "verdict": "float64", "reason": reason}
 
 
-def _refuse_strangers(
-    manifest: Mapping[str, Any], described: Mapping[str, Any], onnx: str | Path
-) -> None:
+def _refuse_strangers(manifest: Mapping[str, Any], described: Mapping[str, Any], onnx: str | Path) -> None:
     """Refuse a file that was made from another model."""
     theirs = {**manifest, "weights_sha256": manifest["model"].get("weights_sha256")}
     ours = {**described, "weights_sha256": described["model"]["weights_sha256"]}

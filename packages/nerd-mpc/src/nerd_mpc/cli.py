@@ -4,7 +4,7 @@ import os
 import platform as machine
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -12,9 +12,10 @@ from typing import Annotated, Any
 
 import torch
 import tyro
-from nerd_core.command import print_json, say, speaking_plainly
 from rich.console import Console
 from rich.progress import Progress
+
+from nerd_core.command import print_json, speaking_plainly
 
 from .dial import DialConfig
 from .dynamics import MjWarpRollout, MujocoRollout, NerdRollout, RolloutModel
@@ -111,9 +112,7 @@ class Climb:
             def show(done: int, total: int) -> None:
                 bar.update(line, completed=done, total=total)
 
-            return render_episode(
-                load_robot(record.settings["robot"]), terrain, record.states, progress=show
-            )
+            return render_episode(load_robot(record.settings["robot"]), terrain, record.states, progress=show)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +126,7 @@ class Recipe:
     """Folder of all stages; the same command goes on where it was stopped."""
     workers: int | None = None
     """Recording processes; one per core if omitted."""
-    config: Annotated[RecipeConfig, tyro.conf.arg(name="")] = RecipeConfig()
+    config: Annotated[RecipeConfig, tyro.conf.arg(name="")] = field(default_factory=RecipeConfig)
 
     def run(self) -> None:
         """Run all stages."""
@@ -203,9 +202,7 @@ def climb(
             highlight=False,
         )
 
-    return run_episode(
-        task, rollout, plant, config, seed=seed, settings=settings, on_decision=show
-    )
+    return run_episode(task, rollout, plant, config, seed=seed, settings=settings, on_decision=show)
 
 
 def _model_summary(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -243,10 +240,7 @@ def _processor() -> str:
     return next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), "unknown")
 
 
-Command = (
-    Annotated[Climb, tyro.conf.subcommand("climb")]
-    | Annotated[Recipe, tyro.conf.subcommand("recipe")]
-)
+Command = Annotated[Climb, tyro.conf.subcommand("climb")] | Annotated[Recipe, tyro.conf.subcommand("recipe")]
 
 
 def main(arguments: list[str] | None = None) -> None:

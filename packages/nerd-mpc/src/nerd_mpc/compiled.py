@@ -54,7 +54,9 @@ def compile_step(step: nn.Module, example: tuple[Any, ...]) -> Callable[..., Any
         # Built beside its place and renamed: a killed build leaves no half package behind.
         partial = path.with_name(f"{path.stem}-{os.getpid()}.pt2")
         torch._inductor.aoti_compile_and_package(
-            program, package_path=str(partial), inductor_configs={"freezing": True, "cpp.threads": 1}
+            program,
+            package_path=str(partial),
+            inductor_configs={"freezing": True, "cpp.threads": 1},
         )
         os.replace(partial, path)
     loaded = torch._inductor.aoti_load_package(str(path))

@@ -118,9 +118,7 @@ def draw_noise(config: DialConfig, generator: torch.Generator, iterations: int, 
     return torch.randn(size, generator=generator)
 
 
-def warm_start(
-    plan_state: PlanState, config: DialConfig, elapsed: float | None = None
-) -> PlanState:
+def warm_start(plan_state: PlanState, config: DialConfig, elapsed: float | None = None) -> PlanState:
     """Shift the plan by exact time, hold its tail, clip to [-1, 1].
 
     Args:
@@ -284,9 +282,7 @@ def _collect(records: list[Tensor], weights: Tensor | None, samples: Tensor | No
 
 def _checked_knots(knots: Tensor, config: DialConfig) -> Tensor:
     if knots.ndim != 2 or knots.shape[0] != config.num_knots:
-        raise ValueError(
-            f"plan_state.knots has shape {tuple(knots.shape)}; expected ({config.num_knots}, nu)"
-        )
+        raise ValueError(f"plan_state.knots has shape {tuple(knots.shape)}; expected ({config.num_knots}, nu)")
     if not bool(torch.isfinite(knots).all()):
         raise ValueError("plan_state.knots holds a NaN or an infinity; expected finite knots")
     return knots.clamp(-1.0, 1.0)

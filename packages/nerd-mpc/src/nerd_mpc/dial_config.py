@@ -82,17 +82,13 @@ class DialConfig:
         for name in ("anneal_iteration", "anneal_horizon"):
             value = getattr(self, name)
             if not 0.0 < value <= limit:
-                raise ValueError(
-                    f"{name} is {value}; expected (0, {limit}] for annealing={self.annealing!r}"
-                )
+                raise ValueError(f"{name} is {value}; expected (0, {limit}] for annealing={self.annealing!r}")
         _ = self.control_spline  # its own checks name kind, num_knots and dt
 
     @property
     def control_spline(self) -> ControlSpline:
         """The spline from knots to controls."""
-        return ControlSpline(
-            kind=self.spline, num_knots=self.num_knots, horizon=self.horizon, dt=self.dt
-        )
+        return ControlSpline(kind=self.spline, num_knots=self.num_knots, horizon=self.horizon, dt=self.dt)
 
     def noise_table(self, iterations: int | None = None) -> Tensor:
         """Standard deviations ``sigma[i, h]``, shape (iterations, K), float32.
@@ -107,9 +103,7 @@ class DialConfig:
         if self.annealing == "factor":
             decay = self.anneal_horizon**ahead * self.anneal_iteration**i
         else:
-            decay = torch.exp(
-                -i / (self.anneal_iteration * n) - ahead / (self.anneal_horizon * last)
-            )
+            decay = torch.exp(-i / (self.anneal_iteration * n) - ahead / (self.anneal_horizon * last))
         return (self.noise_scale * decay).float()
 
     def to_annealing(self, annealing: Annealing, iterations: int | None = None) -> DialConfig:

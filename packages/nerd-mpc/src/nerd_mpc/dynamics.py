@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import torch
+from torch import Tensor, nn
+
 from nerd_core import FlashNerd, KVCache
 from nerd_coupling.terrain import scene
 from nerd_coupling.warp_worlds import MjWarpWorlds
 from nerd_coupling.worlds import MujocoWorlds
-from torch import Tensor, nn
 
 from .compiled import can_compile, compile_step
 from .platform import Goal, PlatformTask
@@ -155,7 +156,7 @@ class NerdRollout:
     @torch.no_grad()
     def executed(self, state: Tensor, control: Tensor) -> None:
         """Push one executed step into the history."""
-        observe = self.model.context_encoder.observe  # type: ignore[union-attr]
+        observe = self.model.context_encoder.observe
         context = observe(state[None], self._scene)
         _, self._cache = self.model.step(state[None], control[None], context, self._cache)
 
@@ -208,11 +209,9 @@ class _ModelStep(nn.Module):
         goal: Goal,
     ) -> tuple[Tensor, KVCache, Tensor]:
         """Next states (N, nq + nv), the new cache and the rewards (N,)."""
-        context = self.model.context_encoder.observe(state, where)  # type: ignore[union-attr]
+        context = self.model.context_encoder.observe(state, where)
         control = self._task.to_control(action)
-        with torch.autocast(
-            state.device.type, torch.bfloat16, enabled=self._precision == "bfloat16"
-        ):
+        with torch.autocast(state.device.type, torch.bfloat16, enabled=self._precision == "bfloat16"):
             delta, cache = self.model.step(state, control, context, cache)
         state = self.model.codec.integrate(state, delta)
         return state, cache, self._task.reward(state, goal)

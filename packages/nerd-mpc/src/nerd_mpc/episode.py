@@ -4,13 +4,15 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from nerd_contact import PrimitiveCollider
-from nerd_core.rotation import rotvec_to_quat
-from nerd_coupling.terrain import scene
 from torch import Tensor
+
+from nerd_contact import PrimitiveCollider
+from nerd_core.rotation import quat_multiply, rotvec_to_quat
+from nerd_coupling.terrain import scene
 
 from .dial import DialConfig, PlanState, draw_noise, plan, warm_start
 from .dynamics import MujocoRollout, RolloutModel
@@ -106,7 +108,8 @@ def settled_start(task: PlatformTask, plant: Plant, seed: int) -> Tensor:
     state = plant.state[0].clone().float()
     jitter = 2 * torch.rand(2, generator=torch.Generator().manual_seed(seed)) - 1
     state[0], state[1] = 0.03 * jitter[0], 0.0
-    state[3:7] = rotvec_to_quat(torch.tensor([0.0, 0.0, math.radians(5) * float(jitter[1])]))
+    turn = rotvec_to_quat(torch.tensor([0.0, 0.0, math.radians(5) * float(jitter[1])]))
+    state[3:7] = quat_multiply(turn, state[3:7])  # about the vertical: the settled pitch stays
     state[robot.spec.nq :] = 0.0
     plant.set_state(state[None])
     return state
@@ -157,7 +160,7 @@ def run_episode(
             started = time.perf_counter()
             nominal, info = plan(
                 nominal,
-                lambda action, now=state: dynamics.score(now, action),
+                partial(dynamics.score, state),
                 config=config,
                 noise=noise,
                 iterations=count,
@@ -259,9 +262,7 @@ class _Log:
             summary=self._summary(outcome, judge, planning, errors),
         )
 
-    def _summary(
-        self, outcome: str, judge: ClimbJudge, planning: Tensor, errors: dict[int, Tensor]
-    ) -> dict[str, Any]:
+    def _summary(self, outcome: str, judge: ClimbJudge, planning: Tensor, errors: dict[int, Tensor]) -> dict[str, Any]:
         # The first decision makes more refinements, so it is not one of a kind.
         steady = planning[1:] if len(planning) > 1 else planning
         quantiles = {"median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
@@ -276,12 +277,9 @@ class _Log:
             "deepest_penetration_m": round(self._depth, 5),
             "peak_effort_fraction": self._peak_effort(),
             "planning_ms": {
-                name: round(float(steady.quantile(q)), 2) if len(steady) else None
-                for name, q in quantiles.items()
+                name: round(float(steady.quantile(q)), 2) if len(steady) else None for name, q in quantiles.items()
             },
-            "on_plan_error_median_m": {
-                str(h): round(float(v.median()), 5) for h, v in errors.items() if len(v)
-            },
+            "on_plan_error_median_m": {str(h): round(float(v.median()), 5) for h, v in errors.items() if len(v)},
         }
 
     def _peak_effort(self) -> float:
@@ -289,7 +287,10 @@ class _Log:
         if not self._controls:
             return 0.0
         spec = self._task.robot.spec
-        states, controls = torch.stack(self.states[: len(self._controls)]), torch.stack(self._controls)
+        states, controls = (
+            torch.stack(self.states[: len(self._controls)]),
+            torch.stack(self._controls),
+        )
         kp, kd, limit = (torch.tensor(v) for v in (spec.kp, spec.kd, spec.effort_limit))
         effort = kp * (controls - states[:, 7 : spec.nq]) - kd * states[:, spec.nq + 6 :]
         return round(float((effort.abs() / limit).clamp(max=1).max()), 3)

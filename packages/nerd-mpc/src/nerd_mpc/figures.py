@@ -45,9 +45,7 @@ def plots(record: EpisodeRecord) -> dict[str, bytes]:
         "on_plan_error": (_draw_on_plan_error, 1, 3.0),
         "plans": (_draw_plans, 1, 3.6),
     }
-    return {
-        name: _png(record, draw, rows, height) for name, (draw, rows, height) in drawings.items()
-    }
+    return {name: _png(record, draw, rows, height) for name, (draw, rows, height) in drawings.items()}
 
 
 def decision_period(record: EpisodeRecord) -> float:
@@ -145,9 +143,7 @@ def _draw_climb(record: EpisodeRecord, height: Any, forward: Any, feet: Any) -> 
         forward.axhspan(low, high, color=_DECK, alpha=0.45, linewidth=0, label="above deck")
     _limits(height, marks, least=0.2)
     _limits(forward, [base[:, 0], torch.tensor([0.0, 1.4])], least=0.5)
-    feet.step(
-        time[1:], record.feet_on_deck.double().cpu(), where="post", color=_ORANGE, linewidth=2.0
-    )
+    feet.step(time[1:], record.feet_on_deck.double().cpu(), where="post", color=_ORANGE, linewidth=2.0)
     feet.set_ylim(-0.3, 4.3)
     feet.set_yticks(range(5))
     for axes in (height, forward, feet):
@@ -176,17 +172,13 @@ def _draw_planning_time(record: EpisodeRecord, axes: Any) -> None:
     if len(later):
         median, p90 = (float(torch.quantile(later, q)) for q in (0.5, 0.9))
         axes.axhline(median, color=_INK, linewidth=1.4, label=f"median {median:.1f} ms")
-        axes.axhline(
-            p90, color=_INK, linewidth=1.2, linestyle=(0, (4, 3)), label=f"p90 {p90:.1f} ms"
-        )
+        axes.axhline(p90, color=_INK, linewidth=1.2, linestyle=(0, (4, 3)), label=f"p90 {p90:.1f} ms")
         axes.set_ylim(0.0, 1.12 * float(later.max()))
     else:
         _absent(axes, "no planning time after the first decision")
     period = 1000.0 * decision_period(record)
     if len(later) and period < axes.get_ylim()[1]:
-        axes.axhline(
-            period, color=_RED, linewidth=1.4, linestyle=":", label=f"real time {period:.0f} ms"
-        )
+        axes.axhline(period, color=_RED, linewidth=1.4, linestyle=":", label=f"real time {period:.0f} ms")
     if len(spent) and math.isfinite(float(spent[0])):
         # Off the scale: more refinements, and kernels that are compiled or loaded.
         axes.plot([], [], " ", label=f"first {float(spent[0]):.0f} ms,\nnot counted")
@@ -203,9 +195,7 @@ def _draw_score(record: EpisodeRecord, score: Any, samples: Any) -> None:
         linewidth=1.8,
         label="plan, predicted mean",
     )
-    score.plot(
-        number, record.reward.double().cpu(), color=_ORANGE, linewidth=1.8, label="state, executed"
-    )
+    score.plot(number, record.reward.double().cpu(), color=_ORANGE, linewidth=1.8, label="state, executed")
     _limits(score, [record.score.cpu(), record.reward.cpu()], least=0.05)
     samples.plot(number, record.effective_samples.double().cpu(), color=_GREEN, linewidth=1.8)
     most = _finite(record.effective_samples.double().cpu())
@@ -262,11 +252,7 @@ def _draw_plans(record: EpisodeRecord, axes: Any) -> None:
     base = record.states[:, :3].double().cpu()
     if deck is not None:
         low, high = _extent(deck)
-        axes.add_patch(
-            Rectangle(
-                (low, 0.0), high - low, deck.top, facecolor=_DECK, edgecolor=_FAINT, zorder=0.8
-            )
-        )
+        axes.add_patch(Rectangle((low, 0.0), high - low, deck.top, facecolor=_DECK, edgecolor=_FAINT, zorder=0.8))
         axes.text(0.5 * (low + high), 0.5 * deck.top, "deck", ha="center", va="center", color=_INK)
     axes.axhline(0.0, color=_FAINT, linewidth=1.4)
     axes.plot(base[:, 0], base[:, 2], color=_FAINT, linewidth=1.2, label="executed")
@@ -278,9 +264,7 @@ def _draw_plans(record: EpisodeRecord, axes: Any) -> None:
         colour = colormaps["viridis"](0.85 * n / max(1, len(shown) - 1))
         engine, model = record.plans_engine[i].cpu(), record.plans_predicted[i].cpu()
         start = period * int(record.plan_decisions[i])
-        axes.plot(
-            engine[:, 0], engine[:, 2], color=colour, linewidth=2.2, label=f"plan at {start:.2f} s"
-        )
+        axes.plot(engine[:, 0], engine[:, 2], color=colour, linewidth=2.2, label=f"plan at {start:.2f} s")
         axes.plot(model[:, 0], model[:, 2], color=colour, linewidth=1.8, linestyle=(0, (3, 1.6)))
         axes.plot(engine[:1, 0], engine[:1, 2], "o", color=colour, markersize=5)
     if shown:

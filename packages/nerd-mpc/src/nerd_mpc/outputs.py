@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 from types import TracebackType
 
-from nerd_core.storage import write_tensors
 from torch import Tensor
+
+from nerd_core.storage import write_tensors
 
 from .episode import EpisodeRecord
 

@@ -10,13 +10,24 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+
 from nerd_contact import Kinematics
+from nerd_contact.collider import box_distance
 from nerd_core.rotation import quat_to_matrix
 from nerd_coupling.robots import Robot
 from nerd_coupling.terrain import Terrain
-from torch import Tensor
 
-__all__ = ["TERRAINS", "GO2_RANGE", "ClimbJudge", "Goal", "Outcome", "PlatformTask", "RewardWeights", "terrain_height"]
+__all__ = [
+    "GO2_RANGE",
+    "TERRAINS",
+    "ClimbJudge",
+    "Goal",
+    "Outcome",
+    "PlatformTask",
+    "RewardWeights",
+    "terrain_height",
+]
 
 TERRAINS: Mapping[str, float] = {
     "T1": 0.06,
@@ -30,6 +41,7 @@ TERRAINS: Mapping[str, float] = {
 
 HEIGHT_RANGE = (0.0, 0.35)
 """Deck heights [m] that the task accepts; the released model was trained on a part of it."""
+
 
 def terrain_height(terrain: str | None, height: float | None) -> float:
     """Deck height [m] of a named terrain or of a number; T4 where neither is given.
@@ -47,7 +59,9 @@ def terrain_height(terrain: str | None, height: float | None) -> float:
     name = terrain or "T4"
     if name not in TERRAINS:
         close = difflib.get_close_matches(name.upper(), TERRAINS, n=3, cutoff=0.4) or list(TERRAINS)
-        raise ValueError(f"--terrain is {name!r}, expected one of {', '.join(TERRAINS)}; did you mean {', '.join(close)}?")
+        raise ValueError(
+            f"--terrain is {name!r}, expected one of {', '.join(TERRAINS)}; did you mean {', '.join(close)}?"
+        )
     return TERRAINS[name]
 
 
@@ -61,7 +75,7 @@ class RewardWeights:
 
     Source: DIAL-MPC's crate climb for position, upright, yaw and feet. Chosen here: ``stance``, without which a robot
     may wait before the deck with its head over it; ``speed``, ``rate`` and ``posture``, which make it stand still once
-    it is up.
+    it is up; ``impact``, since feet that slam into the ground sink into its soft contacts, which no real ground allows.
 
     Attributes:
         position: On minus the squared distance of the head point to its target [1/m²].
@@ -71,6 +85,7 @@ class RewardWeights:
         stance: On minus the mean squared distance of the feet to where they stand at the target [1/m²].
         speed: On minus the squared base velocity, close to the target [s²/m²].
         rate: On minus the mean squared joint velocity [s²/rad²].
+        impact: On minus the depth of the deepest foot beyond 1 cm [1/m].
         posture: On minus the mean squared deviation of the joints from standing [1/rad²], close to the target.
     """
 
@@ -82,6 +97,7 @@ class RewardWeights:
     speed: float = 0.02
     rate: float = 0.0002
     posture: float = 0.02
+    impact: float = 20.0
 
 
 class Outcome(StrEnum):
@@ -144,6 +160,7 @@ class PlatformTask:
         self.control_range = GO2_RANGE if control_range is None else control_range
         places = {point.name: (point.body, point.pos) for point in robot.points}
         feet = [places[name] for name in robot.foot_sites]
+        self._foot_radius = next(p.radius for p in robot.probes if p.name == robot.foot_geoms[0])
         self._kinematics = Kinematics(robot.spec)
         self._bodies = [body for body, _ in (*feet, places["head"])]
         self._local = torch.tensor([pos for _, pos in (*feet, places["head"])])
@@ -215,18 +232,29 @@ class PlatformTask:
             - w.stance * (feet - goal.feet.to(feet)).square().sum(-1).mean(-1)
             - w.speed * arrived * state[..., nq : nq + 3].square().sum(-1)
             - w.rate * rates.square().mean(-1)
+            - w.impact * (self._depth(feet, goal) - 0.01).clamp_min(0)
             - w.posture * arrived * (joints - self._home.to(joints)).square().mean(-1)
         )
+
+    def _depth(self, feet: Tensor, goal: Goal) -> Tensor:
+        """Depth [m] of the deepest foot (..., feet, 3) inside the ground or the deck, shape (...,)."""
+        half = feet.new_tensor([_LENGTH / 2, _WIDTH / 2, 0.5])
+        centre = torch.stack(
+            [
+                feet.new_tensor(_FRONT + _LENGTH / 2),
+                feet.new_tensor(0.0),
+                goal.height.to(feet) - 0.5,
+            ]
+        )
+        deck, _ = box_distance(feet - centre, half, feet.new_tensor(0.0))
+        return self._foot_radius - torch.minimum(deck, feet[..., 2]).amin(-1)
 
     def on_deck(self, state: Tensor) -> Tensor:
         """Feet above the deck and inside its footprint, shape (..., feet), bool."""
         feet = self.points_world(state)[..., :-1, :]
         x, y, z = feet.unbind(-1)
         return (
-            (z > self.height)
-            & (x > _FRONT - _EDGE)
-            & (x < _FRONT + _LENGTH + _EDGE)
-            & (y.abs() < _WIDTH / 2 + _EDGE)
+            (z > self.height) & (x > _FRONT - _EDGE) & (x < _FRONT + _LENGTH + _EDGE) & (y.abs() < _WIDTH / 2 + _EDGE)
         )
 
     def standing_on_deck(self, state: Tensor) -> Tensor:
@@ -236,9 +264,7 @@ class PlatformTask:
         return self.on_deck(state).all(-1) & high & (up > 0.8) & torch.isfinite(state).all(-1)
 
 
-GO2_RANGE = torch.tensor(
-    [[-0.25, 0.25], [-1.0, 1.4], [-2.7, -1.0]] * 2 + [[-0.25, 0.25], [0.0, 1.8], [-2.7, -1.0]] * 2
-)
+GO2_RANGE = torch.tensor([[-0.25, 0.25], [-1.0, 1.4], [-2.7, -1.0]] * 2 + [[-0.25, 0.25], [0.0, 1.8], [-2.7, -1.0]] * 2)
 """Joint targets [rad] of Go2's plans: abduction, thigh, knee of FR, FL, RR, RL (DIAL-MPC's ranges)."""
 
 

@@ -6,22 +6,29 @@ lie where that model is optimistic, which is where the next one must learn.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from nerd_contact import PrimitiveCollider
 from nerd_core.rotation import quat_multiply, rotvec_to_quat
 from nerd_coupling.recording import Batch, place_on_ground
 from nerd_coupling.terrain import scene
 from nerd_coupling.worlds import MujocoWorlds
-from torch import Tensor
 
 from .dial import DialConfig, PlanState, draw_noise, plan, warm_start
 from .dynamics import RolloutModel
 from .platform import PlatformTask
 
 __all__ = ["PlannerRollouts", "PlannerRolloutsConfig"]
+
+
+def loop_budget() -> DialConfig:
+    """The planner's budget while recording."""
+    return DialConfig(num_samples=128, horizon=20, num_knots=5, iterations=2, first_iterations=4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +50,7 @@ class PlannerRolloutsConfig:
     episodes: int = 1
     rows: int = 96
     stance_fraction: float = 0.3
-    plan: DialConfig = DialConfig(
-        num_samples=128, horizon=20, num_knots=5, iterations=2, first_iterations=4
-    )
+    plan: DialConfig = field(default_factory=loop_budget)
 
 
 class PlannerRollouts:
@@ -119,7 +124,7 @@ class PlannerRollouts:
                 noise = draw_noise(config, generator, count, task.robot.spec.nu)
                 nominal, info = plan(
                     nominal,
-                    lambda action, state=state: dynamics.score(state, action),
+                    partial(dynamics.score, state),
                     config=config,
                     noise=noise,
                     iterations=count,
@@ -136,9 +141,7 @@ class PlannerRollouts:
                 nominal = warm_start(nominal, config)
         return Batch(task.terrain, torch.cat(states), torch.cat(controls))
 
-    def _start(
-        self, task: PlatformTask, generator: torch.Generator, pick: Callable[[float, float], float]
-    ) -> Tensor:
+    def _start(self, task: PlatformTask, generator: torch.Generator, pick: Callable[[float, float], float]) -> Tensor:
         if pick(0.0, 1.0) < self.config.stance_fraction:
             return self._stances(1, task.terrain, generator)[0]
         state = torch.tensor(task.robot.home_state)

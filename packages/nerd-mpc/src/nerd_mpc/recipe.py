@@ -10,14 +10,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from nerd_contact import ContactEncoderConfig, ContactSetEncoder, FixedContactConfig, FixedContactFeatures
-from nerd_core import FlashNerd, FlashNerdConfig, TrajectoryDataset
-from nerd_core.artifact import load_model
+
+from nerd_contact import (
+    ContactEncoderConfig,
+    ContactSetEncoder,
+    FixedContactConfig,
+    FixedContactFeatures,
+)
+from nerd_core import FlashNerd, FlashNerdConfig, TrajectoryDataset, load_model, rollout, save_model
+from nerd_core.dataset import split
 from nerd_core.train import TrainConfig, train
 from nerd_coupling.recording import RandomTargets, record
 from nerd_coupling.robots import load_robot
@@ -27,7 +33,7 @@ from .dynamics import MujocoRollout, NerdRollout, RolloutModel
 from .platform import GO2_RANGE, PlatformTask
 from .proposals import PlannerRollouts, PlannerRolloutsConfig
 
-__all__ = ["RecipeConfig", "encoder_for", "record_part", "run_recipe"]
+__all__ = ["RecipeConfig", "encoder_for", "first_stage", "held_out_error", "record_part", "run_recipe"]
 
 FEET = ("FR_foot", "FL_foot", "RR_foot", "RL_foot")
 
@@ -58,8 +64,8 @@ class RecipeConfig:
     recursive_steps: int = 0
     round_steps: int = 3000
     round_recursive_steps: int = 1500
-    model: FlashNerdConfig = FlashNerdConfig()
-    contact: ContactEncoderConfig = ContactEncoderConfig()
+    model: FlashNerdConfig = field(default_factory=FlashNerdConfig)
+    contact: ContactEncoderConfig = field(default_factory=ContactEncoderConfig)
     seed: int = 1
 
 
@@ -75,9 +81,7 @@ def encoder_for(config: RecipeConfig, contacts: str = "any") -> torch.nn.Module:
     return FixedContactFeatures(FixedContactConfig(surfaces=surfaces), robot.spec, feet)
 
 
-def record_part(
-    out: Path, kind: str, *, robot_name: str, shards: int, seed: int, model: Path | None = None
-) -> None:
+def record_part(out: Path, kind: str, *, robot_name: str, shards: int, seed: int, model: Path | None = None) -> None:
     """Record one dataset in this process, single-threaded.
 
     Args:
@@ -94,7 +98,16 @@ def record_part(
     robot = load_robot(robot_name)
     stances = RandomTargets(robot, GO2_RANGE)
     if kind == "random":
-        record(out, robot, stances, shards=shards, seed=seed, settings=stances.settings(), threads=1, resume=True)
+        record(
+            out,
+            robot,
+            stances,
+            shards=shards,
+            seed=seed,
+            settings=stances.settings(),
+            threads=1,
+            resume=True,
+        )
         return
     dynamics: Callable[[PlatformTask], RolloutModel] = lambda task: MujocoRollout(task, threads=1)  # noqa: E731
     label = "mujoco"
@@ -110,7 +123,16 @@ def record_part(
         label=label,
         stances=stances.stances,
     )
-    record(out, robot, proposal, shards=shards, seed=seed, settings=proposal.settings(), threads=1, resume=True)
+    record(
+        out,
+        robot,
+        proposal,
+        shards=shards,
+        seed=seed,
+        settings=proposal.settings(),
+        threads=1,
+        resume=True,
+    )
 
 
 class _Retargeted:
@@ -150,15 +172,17 @@ def run_recipe(out: str | Path, config: RecipeConfig, *, workers: int | None = N
     with log.stage("record random"):
         _record_all(out / "random", "random", robot, config.random_shards, config.seed, workers, None)
     with log.stage("record planner"):
-        _record_all(out / "planner", "planner", robot, config.planner_shards, config.seed + 100, workers, None)
+        _record_all(
+            out / "planner",
+            "planner",
+            robot,
+            config.planner_shards,
+            config.seed + 100,
+            workers,
+            None,
+        )
     parts = ["random", "planner"]
-    settings = TrainConfig(
-        steps=config.steps,
-        recursive_steps=config.recursive_steps,
-        seed=config.seed,
-        compile=can_compile(),
-        **TRAINING,
-    )
+    settings = first_stage(config)
     with log.stage("train"):
         model = _train(out, "model-0", parts, config, settings, None)
     for number, shards in enumerate(config.round_shards, 1):
@@ -174,7 +198,19 @@ def run_recipe(out: str | Path, config: RecipeConfig, *, workers: int | None = N
         )
         with log.stage(f"train {part}"):
             model = _train(out, f"model-{number}", parts, config, again, model)
-    return model
+    with log.stage("publish"):
+        return _publish(out, model, parts[1:], config)
+
+
+def first_stage(config: RecipeConfig) -> TrainConfig:
+    """Settings of the training before the first round."""
+    return TrainConfig(
+        steps=config.steps,
+        recursive_steps=config.recursive_steps,
+        seed=config.seed,
+        compile=can_compile(),
+        **TRAINING,
+    )
 
 
 TRAINING: dict[str, Any] = {
@@ -220,9 +256,53 @@ def _train(
     return best
 
 
-def _record_all(
-    out: Path, kind: str, robot: str, shards: int, seed: int, workers: int, model: Path | None
-) -> None:
+def _publish(out: Path, model_path: Path, parts: list[str], config: RecipeConfig) -> Path:
+    """The model with its held-out errors in the manifest, as it is released.
+
+    Held out are the trajectories around planned episodes that no training stage saw; their errors stand beside the
+    on-plan error of a climb.
+    """
+    target = out / "release"
+    if target.exists():
+        return target
+    network, manifest = load_model(model_path)
+    errors = held_out_error(network, [p for part in parts for p in sorted((out / part).iterdir())], config.seed)
+    log = [json.loads(line) for line in (out / "stages.jsonl").read_text().splitlines()]
+    meta = {
+        "datasets": manifest["datasets"],
+        "training": {**manifest["training"], "recipe": json.loads((out / "recipe.json").read_text())},
+        "metrics": {**manifest["metrics"], "held_out_position_error_m": errors, "stages": log},
+    }
+    save_model(target, network, meta)
+    return target
+
+
+@torch.no_grad()
+def held_out_error(network: FlashNerd, paths: list[Path], seed: int) -> dict[str, float]:
+    """Median base position error [m] after 5, 10 and 20 model steps on held-out trajectories.
+
+    Args:
+        network: The model.
+        paths: Dataset folders; of each, the part that training with ``seed`` held out.
+        seed: Seed of the split.
+    """
+    encoder = network.context_encoder
+    assert encoder is not None
+    distances = []
+    for path in paths:
+        dataset = TrajectoryDataset.open(path)
+        _, rows = split(dataset.num_trajectories, TRAINING["val_fraction"], seed)
+        data = dataset.load()
+        scenes = {name: value[rows] for name, value in data.scenes.items()}
+        states = data.states[rows]
+        observe = encoder.observe
+        predicted = rollout(network, states[:, 0], data.controls[rows], observe=lambda s, w=scenes, o=observe: o(s, w))
+        distances.append((predicted[..., :3] - states[..., :3]).norm(dim=-1))
+    error = torch.cat(distances)
+    return {str(h): round(float(error[:, h].median()), 5) for h in (5, 10, 20)}
+
+
+def _record_all(out: Path, kind: str, robot: str, shards: int, seed: int, workers: int, model: Path | None) -> None:
     """Record in ``workers`` processes, one dataset and seed each."""
     share = [shards // workers + (i < shards % workers) for i in range(workers)]
     jobs = []

@@ -239,9 +239,7 @@ def _frame_step(frames: int, states: int) -> int:
     for every in range(1, states + 1):
         if math.ceil(states / every) == frames:
             return every
-    raise ValueError(
-        f"frames has {frames} pictures: no every k-th of {states} states are that many"
-    )
+    raise ValueError(f"frames has {frames} pictures: no every k-th of {states} states are that many")
 
 
 def _image(png: bytes, alternative: str) -> str:
@@ -251,8 +249,7 @@ def _image(png: bytes, alternative: str) -> str:
 
 def _table(title: str, rows: Iterable[tuple[str, str]]) -> str:
     cells = "".join(
-        f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(value)}</td></tr>'
-        for name, value in rows
+        f'<tr><th scope="row">{html.escape(name)}</th><td>{html.escape(value)}</td></tr>' for name, value in rows
     )
     return f"<table><caption>{html.escape(title)}</caption>{cells}</table>"
 

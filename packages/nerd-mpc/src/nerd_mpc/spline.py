@@ -58,8 +58,7 @@ class ControlSpline:
         least = _MIN_KNOTS[self.kind]
         if not least <= self.num_knots <= self.horizon:
             raise ValueError(
-                f"num_knots is {self.num_knots}; expected {least} to horizon = {self.horizon} "
-                f"for a {self.kind} spline"
+                f"num_knots is {self.num_knots}; expected {least} to horizon = {self.horizon} for a {self.kind} spline"
             )
         if not (self.dt > 0.0 and math.isfinite(self.dt)):
             raise ValueError(f"dt is {self.dt}; expected a positive number of seconds")
@@ -116,9 +115,7 @@ class ControlSpline:
 
     def _apply(self, elapsed: float | None, knots: Tensor) -> Tensor:
         if knots.ndim < 2 or knots.shape[-2] != self.num_knots:
-            raise ValueError(
-                f"knots has shape {tuple(knots.shape)}; expected (..., {self.num_knots}, nu)"
-            )
+            raise ValueError(f"knots has shape {tuple(knots.shape)}; expected (..., {self.num_knots}, nu)")
         return _weights(self, elapsed, knots.dtype, knots.device) @ knots  # (..., T or K, nu)
 
 
@@ -138,9 +135,7 @@ def _control_positions(spline: ControlSpline) -> list[float]:
 
 
 @lru_cache(maxsize=256)
-def _weights(
-    spline: ControlSpline, elapsed: float | None, dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def _weights(spline: ControlSpline, elapsed: float | None, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The map of ``evaluate`` (``elapsed`` None) or of ``shift``, solved in float64."""
     if elapsed is None:
         positions = _control_positions(spline)

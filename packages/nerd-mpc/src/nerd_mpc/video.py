@@ -153,9 +153,7 @@ def film_strip(
     FigureCanvasAgg(figure)
     for place, index in enumerate(chosen):
         left = place * (width + _STRIP_GAP)
-        axes = figure.add_axes(
-            (left / full, below / (height + below), width / full, height / (height + below))
-        )
+        axes = figure.add_axes((left / full, below / (height + below), width / full, height / (height + below)))
         axes.imshow(frames[index].cpu().numpy(), interpolation="antialiased", aspect="auto")
         axes.set_axis_off()
         caption = f"{times[index]:.2f} s"
