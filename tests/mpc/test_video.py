@@ -71,8 +71,8 @@ def test_the_robot_appears_where_it_stands_and_walks_towards_the_deck(go2, camer
     middle = [float((c.sum(0) * columns).sum() / c.sum()) for c in changed]
     deck = float((_deck_pixels(pictures[0]).sum(0) * columns).sum())
     deck /= float(_deck_pixels(pictures[0]).sum())
-    # The camera looks from the robot's left: forward is leftward in the picture.
-    assert middle[0] > middle[1] > deck
+    # The camera looks from the robot's right: forward is rightward in the picture, as x is in the plots.
+    assert middle[0] < middle[1] < deck
     assert all(50 < int(c.sum()) < 0.25 * WIDTH * HEIGHT for c in changed)
 
 

@@ -22,8 +22,8 @@ from nerd_coupling.terrain import Terrain
 from nerd_coupling.warp_worlds import _quiet
 from nerd_coupling.worlds import check_state
 
-# From what the camera looks at towards it: the robot's left, a little ahead, from above.
-_VIEW = (0.42, 0.84, 0.40)
+# From what the camera looks at towards it: the robot's right, a little ahead, from above.
+_VIEW = (0.42, -0.84, 0.40)
 _FOVY = 22.0  # [degrees] a long lens keeps the deck's edges nearly parallel
 _BORDER = 0.94  # the framed points fill this part of the picture
 # Corners of what a standing robot at the origin fills, tail to nose [m].
@@ -63,7 +63,7 @@ _SCENE = f"""
   <material name="{_DECK}" rgba="0.20 0.56 0.68 1" specular="0.1" shininess="0.3"/>
 </asset>
 <worldbody>
-  <light type="directional" dir="-0.3 -0.5 -1" castshadow="true" diffuse="0.62 0.61 0.58"
+  <light type="directional" dir="-0.3 0.5 -1" castshadow="true" diffuse="0.62 0.61 0.58"
     specular="0.3 0.3 0.3"/>
 </worldbody>
 """

@@ -86,6 +86,8 @@ class Record:
         """Record and report."""
         if self.shards < 1:
             raise ValueError(f"--shards is {self.shards}, expected at least 1")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"--threads is {self.threads}, expected at least 1")
         robot = load_robot(self.robot)
         torch.set_num_threads(1)  # the engine's own threads do the work
         low, high = torch.tensor([j.range or (-3.14, 3.14) for j in robot.spec.joints]).unbind(-1)

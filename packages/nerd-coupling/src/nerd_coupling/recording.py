@@ -5,6 +5,7 @@ writes one shard per call. Everything drawn for shard k depends on (seed, k) alo
 goes on with the same bytes, and several hosts can record one dataset by taking different seeds.
 """
 
+import hashlib
 import math
 import platform
 from collections.abc import Callable, Iterator
@@ -61,6 +62,7 @@ def engine_identity(robot: Robot) -> dict[str, Any]:
         "timestep": robot.spec.timestep,
         "substeps": robot.spec.substeps,
         "architecture": platform.machine(),
+        "mjcf_sha256": hashlib.sha256(robot.mjcf.encode()).hexdigest(),
     }
 
 

@@ -1,10 +1,11 @@
 """The ``nerd-mpc`` command: climb, and the recipe of the released model."""
 
+import difflib
 import os
 import platform as machine
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -65,15 +66,13 @@ class Climb:
         """Climb, report, and end with exit code 0 only on success."""
         started = time.monotonic()
         height = terrain_height(self.terrain, self.height)
-        if self.dynamics not in DYNAMICS:
-            raise ValueError(f"--dynamics is {self.dynamics!r}, expected one of {', '.join(DYNAMICS)}")
+        self._check()
         config = climb_config(samples=self.samples, horizon=self.horizon, iterations=self.iterations)
         name = self.terrain or ("T4" if self.height is None else f"{height:g}m")
         default = f"climb-{name}-{self.dynamics}-{datetime.now():%Y%m%d-%H%M%S}"
         folder = OutputFolder(self.out or Path("runs") / default)
         torch.set_num_threads(self.threads or len(os.sched_getaffinity(0)))
         console = Console(stderr=True)
-        console.print(f"Climbing {name} ({height:g} m), planning in {self.dynamics}. Results: {folder.path}")
         record = climb(
             height,
             dynamics=self.dynamics,
@@ -81,6 +80,7 @@ class Climb:
             config=config,
             seed=self.seed,
             name=name,
+            threads=self.threads,
             console=console,
         )
         with folder as out:
@@ -90,6 +90,16 @@ class Climb:
         print_json({"command": "climb", **record.settings, **summary})
         if record.outcome != "climbed":
             raise SystemExit(130 if record.outcome == "interrupted" else 1)
+
+    def _check(self) -> None:
+        if self.dynamics not in DYNAMICS:
+            close = difflib.get_close_matches(self.dynamics.lower(), DYNAMICS, cutoff=0.4)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            raise ValueError(f"--dynamics is {self.dynamics!r}, expected one of {', '.join(DYNAMICS)}{hint}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"--seed is {self.seed}, expected at least 0 and below 2^63")
+        if self.threads is not None and self.threads < 1:
+            raise ValueError(f"--threads is {self.threads}, expected at least 1")
 
     def _write(self, record: EpisodeRecord, out: Path, console: Console) -> None:
         from .outputs import write_episode
@@ -150,15 +160,20 @@ def climb_config(*, samples: int, horizon: int, iterations: int) -> DialConfig:
 
 
 def make_dynamics(
-    dynamics: str, task: PlatformTask, samples: int, model: Path | None
+    dynamics: str,
+    task: PlatformTask,
+    samples: int,
+    model: Path | None,
+    *,
+    threads: int | None = None,
 ) -> tuple[RolloutModel, dict[str, Any] | None]:
     """A rollout model by name, and the manifest of its network if it has one."""
     if dynamics == "mujoco":
-        return MujocoRollout(task), None
+        return MujocoRollout(task, threads=threads), None
     if dynamics == "mjwarp":
         return MjWarpRollout(task, samples), None
     network, manifest = load_climber(model or released_model(), task.robot.spec)
-    return NerdRollout(network, task, samples), manifest
+    return NerdRollout(network, task, samples, threads=threads), manifest
 
 
 def climb(
@@ -169,6 +184,7 @@ def climb(
     config: DialConfig,
     seed: int,
     name: str,
+    threads: int | None = None,
     console: Console | None = None,
 ) -> EpisodeRecord:
     """One episode with everything set up for it; prints a line per decision to ``console``."""
@@ -179,7 +195,9 @@ def climb(
     task = PlatformTask(robot, height)
     quiet = console or Console(quiet=True)
     with quiet.status("preparing the planner's dynamics (compiled once, then kept)"):
-        rollout, manifest = make_dynamics(dynamics, task, config.num_samples, model)
+        rollout, manifest = make_dynamics(dynamics, task, config.num_samples, model, threads=threads)
+    # Said once the model is known to fit, so that bad input is one line.
+    quiet.print(f"Climbing {name} ({height:g} m), planning in {dynamics}.")
     with quiet.status("preparing MuJoCo Warp (kernels are compiled once, then kept)"):
         plant = MjWarpWorlds(robot, task.terrain, 1)
     settings = {
@@ -202,7 +220,11 @@ def climb(
             highlight=False,
         )
 
-    return run_episode(task, rollout, plant, config, seed=seed, settings=settings, on_decision=show)
+    record = run_episode(task, rollout, plant, config, seed=seed, settings=settings, on_decision=show)
+    if manifest is None:
+        return record
+    held_out = manifest.get("metrics", {}).get("held_out_position_error_m")
+    return replace(record, summary={**record.summary, "held_out_error": held_out})
 
 
 def _model_summary(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def cache_folder() -> Path:
     root = os.environ.get("NERD_CACHE")
     if root:
         return Path(root)
-    return Path(os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))) / "nerd"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nerd"
 
 
 def compile_step(step: nn.Module, example: tuple[Any, ...]) -> Callable[..., Any]:

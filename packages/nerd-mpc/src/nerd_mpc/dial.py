@@ -36,7 +36,7 @@ _REWARD_LIMIT = 1e30
 class RolloutDynamics(Protocol):
     """Scores N control sequences from the present state, which it already knows."""
 
-    def __call__(self, controls: Tensor) -> Tensor:
+    def __call__(self, controls: Tensor, /) -> Tensor:
         """Roll out.
 
         Args:

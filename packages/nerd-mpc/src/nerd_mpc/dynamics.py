@@ -93,8 +93,9 @@ class MjWarpRollout(_EngineRollout):
         self._worlds = MjWarpWorlds(task.robot, task.terrain, num_samples, device=device)
 
     def predict(self, state: Tensor, action: Tensor) -> Tensor:
-        """States along the plans; a world that overflowed its contact buffer is NaN from then on."""
+        """States along the plans; NaN from where a world diverged."""
         n = self._worlds.nworld
+        _check_rows(action, n)
         padded = torch.cat([action, action[-1:].expand(n - len(action), -1, -1)])
         states = self._worlds.rollout(state.expand(n, -1).clone(), self.task.to_control(padded))
         return states[: len(action)].cpu()
@@ -174,8 +175,7 @@ class NerdRollout:
 
     def _roll(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         rows = len(action)
-        if rows > self.num_samples:
-            raise ValueError(f"action has {rows} rows, expected at most num_samples ({self.num_samples})")
+        _check_rows(action, self.num_samples)
         # Whole chunks only: one plan needs one chunk, not all of them.
         chunks = -(-rows // self._rows)
         padding = action[-1:].expand(chunks * self._rows - rows, -1, -1)
@@ -191,6 +191,11 @@ class NerdRollout:
     def predict(self, state: Tensor, action: Tensor) -> Tensor:
         """States along the plans."""
         return self._roll(state, action)[0]
+
+
+def _check_rows(action: Tensor, num_samples: int) -> None:
+    if not 1 <= len(action) <= num_samples:
+        raise ValueError(f"action has {len(action)} rows, expected 1 to num_samples ({num_samples})")
 
 
 class _ModelStep(nn.Module):

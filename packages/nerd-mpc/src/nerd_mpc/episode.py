@@ -203,9 +203,8 @@ class _Log:
         self._scene = scene(task.terrain)
         self._engine = None if dynamics.name == "mujoco" else MujocoRollout(task)
         self.states: list[Tensor] = []
-        self._controls: list[Tensor] = []
-        self._rows: list[Progress] = []
-        self._rewards: list[float] = []
+        # State, control and reward go with their row: a decision is in the record whole or not at all.
+        self._rows: list[tuple[Progress, Tensor, float]] = []
         self._errors: dict[int, list[float]] = {}
         self._plans: list[tuple[int, Tensor, Tensor]] = []
         self._depth = 0.0
@@ -233,16 +232,16 @@ class _Log:
     def take(self, now: Progress, control: Tensor, reward: float) -> None:
         """One executed decision."""
         self.states.append(now.state)
-        self._controls.append(control)
-        self._rows.append(now)
-        self._rewards.append(reward)
+        self._rows.append((now, control, reward))
 
     def record(self, outcome: str, settings: dict[str, Any], judge: ClimbJudge) -> EpisodeRecord:
         """Everything as one value."""
         n = len(self._rows)
-        planning = torch.tensor([r.planning_ms for r in self._rows])
-        errors = {h: torch.tensor(v) for h, v in self._errors.items()}
-        controls = torch.stack(self._controls) if n else torch.empty(0, self._task.robot.spec.nu)
+        rows = [now for now, _, _ in self._rows]
+        planning = torch.tensor([r.planning_ms for r in rows])
+        # A decision that was interrupted may have been compared already.
+        errors = {h: torch.tensor(v[:n]) for h, v in self._errors.items()}
+        controls = torch.stack([c for _, c, _ in self._rows]) if n else torch.empty(0, self._task.robot.spec.nu)
         plans = [p for p in self._plans if p[0] < n] or [(0, torch.empty(0, 3), torch.empty(0, 3))]
         return EpisodeRecord(
             settings=settings,
@@ -250,19 +249,26 @@ class _Log:
             states=torch.stack(self.states[: n + 1]),
             controls=controls,
             planning_ms=planning,
-            reward=torch.tensor(self._rewards),
-            score=torch.tensor([r.score for r in self._rows]),
-            effective_samples=torch.tensor([r.effective_samples for r in self._rows]),
-            feet_on_deck=torch.tensor([r.feet_on_deck for r in self._rows], dtype=torch.int64),
-            held=torch.tensor([r.held for r in self._rows], dtype=torch.int64),
+            reward=torch.tensor([reward for _, _, reward in self._rows]),
+            score=torch.tensor([r.score for r in rows]),
+            effective_samples=torch.tensor([r.effective_samples for r in rows]),
+            feet_on_deck=torch.tensor([r.feet_on_deck for r in rows], dtype=torch.int64),
+            held=torch.tensor([r.held for r in rows], dtype=torch.int64),
             on_plan_error=errors,
             plans_predicted=torch.stack([p[1] for p in plans]),
             plans_engine=torch.stack([p[2] for p in plans]),
             plan_decisions=torch.tensor([p[0] for p in plans], dtype=torch.int64),
-            summary=self._summary(outcome, judge, planning, errors),
+            summary=self._summary(outcome, judge, controls, planning, errors),
         )
 
-    def _summary(self, outcome: str, judge: ClimbJudge, planning: Tensor, errors: dict[int, Tensor]) -> dict[str, Any]:
+    def _summary(
+        self,
+        outcome: str,
+        judge: ClimbJudge,
+        controls: Tensor,
+        planning: Tensor,
+        errors: dict[int, Tensor],
+    ) -> dict[str, Any]:
         # The first decision makes more refinements, so it is not one of a kind.
         steady = planning[1:] if len(planning) > 1 else planning
         quantiles = {"median": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
@@ -270,27 +276,27 @@ class _Log:
         top = judge.time_to_top
         return {
             "outcome": outcome,
-            "decisions": judge.decisions,
+            "decisions": len(controls),
             "time_to_top_s": None if top is None else round(top * dt, 3),
             "max_feet_on_deck": judge.max_feet,
             "longest_hold": judge.longest_hold,
             "deepest_penetration_m": round(self._depth, 5),
-            "peak_effort_fraction": self._peak_effort(),
+            "peak_effort_fraction": self._peak_effort(controls),
             "planning_ms": {
                 name: round(float(steady.quantile(q)), 2) if len(steady) else None for name, q in quantiles.items()
             },
-            "on_plan_error_median_m": {str(h): round(float(v.median()), 5) for h, v in errors.items() if len(v)},
+            # JSON knows no NaN: a model that diverges along most of its plans has no median.
+            "on_plan_error_median_m": {
+                str(h): round(float(v.median()), 5) for h, v in errors.items() if len(v) and v.median().isfinite()
+            },
         }
 
-    def _peak_effort(self) -> float:
+    def _peak_effort(self, controls: Tensor) -> float:
         """Largest joint effort at the start of a model step, over its limit."""
-        if not self._controls:
+        if not len(controls):
             return 0.0
         spec = self._task.robot.spec
-        states, controls = (
-            torch.stack(self.states[: len(self._controls)]),
-            torch.stack(self._controls),
-        )
+        states = torch.stack(self.states[: len(controls)])
         kp, kd, limit = (torch.tensor(v) for v in (spec.kp, spec.kd, spec.effort_limit))
         effort = kp * (controls - states[:, 7 : spec.nq]) - kd * states[:, spec.nq + 6 :]
         return round(float((effort.abs() / limit).clamp(max=1).max()), 3)

@@ -18,8 +18,8 @@ __all__ = ["OutputFolder", "write_episode"]
 class OutputFolder:
     """A new results folder.
 
-    Refuses an existing one at once, before any work is done. As a context manager it gives a temporary sibling, which
-    takes the folder's name when the block ends well and disappears otherwise.
+    Refuses an existing one at once, before any work is done and without writing anything. As a context manager it gives
+    a temporary sibling, which takes the folder's name when the block ends well and disappears otherwise.
 
     Args:
         path: The folder.
@@ -31,9 +31,9 @@ class OutputFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._check()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not os.access(path.parent, os.W_OK):
-            raise ValueError(f"out: {path.parent} is not writable, choose another folder")
+        there = next(p for p in path.absolute().parents if p.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise ValueError(f"out: {there} is not a folder that can be written, choose another one")
         self._partial = path.with_name(f".{path.name}-{os.getpid()}.partial")
 
     def _check(self) -> None:
@@ -41,7 +41,7 @@ class OutputFolder:
             raise ValueError(f"out: {self.path} exists, expected a new folder; a run is never overwritten")
 
     def __enter__(self) -> Path:
-        self._partial.mkdir()
+        self._partial.mkdir(parents=True)
         return self._partial
 
     def __exit__(
@@ -72,7 +72,7 @@ def write_episode(record: EpisodeRecord, frames: Tensor | None, out: Path) -> No
     from .report import write_report
     from .video import write_video
 
-    document = {**record.settings, **record.summary}
+    document = {"format_version": 1, **record.settings, **record.summary}
     (out / "result.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     tensors = {
         "state": record.states,

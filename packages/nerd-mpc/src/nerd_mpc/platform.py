@@ -56,7 +56,7 @@ def terrain_height(terrain: str | None, height: float | None) -> float:
         if not low < height <= high:  # a NaN fails too
             raise ValueError(f"--height is {height:g} m, expected more than {low:g} and at most {high:g} m")
         return height
-    name = terrain or "T4"
+    name = "T4" if terrain is None else terrain
     if name not in TERRAINS:
         close = difflib.get_close_matches(name.upper(), TERRAINS, n=3, cutoff=0.4) or list(TERRAINS)
         raise ValueError(

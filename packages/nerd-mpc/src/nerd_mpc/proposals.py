@@ -52,6 +52,17 @@ class PlannerRolloutsConfig:
     stance_fraction: float = 0.3
     plan: DialConfig = field(default_factory=loop_budget)
 
+    def __post_init__(self) -> None:
+        for name, least in (("decisions", 1), ("episodes", 1), ("rows", 3)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least {least}")
+        if self.plan.num_samples < 4:
+            raise ValueError(f"plan.num_samples is {self.plan.num_samples}, expected at least 4: it is halved at times")
+        if not 0 <= self.stance_fraction <= 1:
+            raise ValueError(f"stance_fraction is {self.stance_fraction}, expected 0 to 1")
+        if not 0 < self.heights[0] <= self.heights[1]:
+            raise ValueError(f"heights is {self.heights}, expected a positive range [m], the lower one first")
+
 
 class PlannerRollouts:
     """A proposal for :func:`nerd_coupling.recording.record`.

@@ -30,7 +30,7 @@ from nerd_coupling.robots import load_robot
 
 from .compiled import can_compile
 from .dynamics import MujocoRollout, NerdRollout, RolloutModel
-from .platform import GO2_RANGE, PlatformTask
+from .platform import GO2_RANGE, PlatformTask, RewardWeights
 from .proposals import PlannerRollouts, PlannerRolloutsConfig
 
 __all__ = ["RecipeConfig", "encoder_for", "first_stage", "held_out_error", "record_part", "run_recipe"]
@@ -118,7 +118,8 @@ def record_part(out: Path, kind: str, *, robot_name: str, shards: int, seed: int
         dynamics = rollout.on
     proposal = PlannerRollouts(
         PlannerRolloutsConfig(),
-        make_task=lambda height: PlatformTask(robot, height),
+        # Without the impact penalty: what happens to plans that slam their feet must be known, too.
+        make_task=lambda height: PlatformTask(robot, height, weights=RewardWeights(impact=0.0)),
         make_dynamics=dynamics,
         label=label,
         stances=stances.stances,
@@ -357,8 +358,9 @@ class _StageLog:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         seconds = round(time.monotonic() - self._start, 1)
         line = {"stage": self._name, "seconds": seconds, "finished": kind is None}
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        if seconds > 0.5:  # less: the stage was whole already
+            with self._path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":
