@@ -151,3 +151,24 @@ def test_a_robot_survives_json_and_lists_its_differences():
     assert robot.differences(robot) == []
     with pytest.raises(ValueError, match="not readable"):
         RobotSpec.from_json({**robot.to_json(), "surprise": 1})
+
+
+def test_a_tossed_body_without_joints_has_an_increment_of_twelve():
+    robot = RobotSpec(
+        name="cube",
+        floating=True,
+        bodies=(Body(name="cube", parent=-1),),
+        joints=(),
+        control="effort",
+        actuated=(),
+        ctrl_range=(),
+        effort_limit=(),
+        timestep=0.01,
+        substeps=2,
+    )
+    codec, now, after = StateCodec(robot), states(robot), states(robot, seed=1)
+    delta = codec.differentiate(after, now)
+    assert delta.shape == (len(now), 12)
+    found = codec.integrate(now, delta)
+    assert float(codec.differentiate(found, after).abs().max()) <= 1e-6
+    assert codec.drift(now, delta).shape == delta.shape

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import torch
 import tyro
@@ -17,6 +13,7 @@ from rich.table import Table
 
 from .artifact import load_context_encoder, load_model
 from .cartpole import collect_cartpole
+from .command import print_json, say, speaking_plainly
 from .dataset import Trajectories, TrajectoryDataset, split
 from .evaluate import Evaluation, affine_baseline, evaluate
 from .model import FlashNerdConfig
@@ -25,7 +22,6 @@ from .train import TrainConfig, select_device, train
 
 __all__ = ["main"]
 
-BAD_INPUT, INTERRUPTED = 2, 130
 AFFINE_TRAJECTORIES = 2000
 
 
@@ -56,7 +52,7 @@ class CollectCartpole:
             seed=self.seed,
             resume=self.resume,
         )
-        _say(
+        say(
             f"{self.out}: {dataset.num_trajectories} trajectories of {dataset.horizon} steps, "
             f"digest {dataset.digest[:12]}"
         )
@@ -97,7 +93,7 @@ class Train:
             resume=self.resume,
         )
         error = read_json(best / "manifest.json", what="model manifest")["metrics"]
-        _say(f"{best}: held-out rollout error {error['rollout_error']}")
+        say(f"{best}: held-out rollout error {error['rollout_error']}")
 
     def _encoder(self, dataset: TrajectoryDataset) -> Any:
         if self.context is None:
@@ -185,7 +181,7 @@ class Eval:
             "seed": self.seed,
             **asdict(found),
         }
-        sys.stdout.write(json.dumps(document, allow_nan=False) + "\n")
+        print_json(document)
 
 
 Command = (
@@ -195,38 +191,26 @@ Command = (
 )
 
 
-def speaks_plainly(function: Callable[..., None]) -> Callable[..., None]:
-    """Turn bad input into one line on standard error and exit code 2, an interrupt into 130."""
-
-    @functools.wraps(function)
-    def wrapped(*arguments: Any, **keywords: Any) -> None:
-        try:
-            function(*arguments, **keywords)
-        except (ValueError, OSError) as error:
-            _leave(BAD_INPUT, f"error: {' '.join(str(error).split())}")
-        except KeyboardInterrupt:
-            _leave(INTERRUPTED, "interrupted; the same command with --resume goes on")
-
-    return wrapped
-
-
-@speaks_plainly
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of ``nerd-core``.
 
     Args:
         arguments: Command line without the program's name; None for ``sys.argv``.
     """
-    command = tyro.cli(
-        Command,  # type: ignore[arg-type]
-        prog="nerd-core",
-        description=(
-            "Streaming neural robot dynamics. Try: nerd-core collect-cartpole --out data; "
-            "nerd-core train data --out run; nerd-core eval run data"
-        ),
-        args=arguments,
-    )
-    command.run()
+
+    def run() -> None:
+        command = tyro.cli(
+            Command,  # type: ignore[arg-type]
+            prog="nerd-core",
+            description=(
+                "Streaming neural robot dynamics. Try: nerd-core collect-cartpole --out data; "
+                "nerd-core train data --out run; nerd-core eval run data"
+            ),
+            args=arguments,
+        )
+        command.run()
+
+    speaking_plainly("nerd-core", run, hint="interrupted; the same command with --resume goes on")
 
 
 def _select(data: Trajectories, rows: torch.Tensor, device: torch.device) -> Trajectories:
@@ -258,12 +242,3 @@ def _table(found: Evaluation, title: str) -> Table:
 
 def _digits(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.3g}"
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")
-
-
-def _leave(code: int, line: str) -> NoReturn:
-    _say(f"nerd-core: {line}")
-    raise SystemExit(code)

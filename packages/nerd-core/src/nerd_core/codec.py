@@ -151,11 +151,11 @@ class StateCodec:
 
     def integrate(self, now: Tensor, delta: Tensor) -> Tensor:
         """State, shape (..., nq + nv), after an increment (..., 2·nv); inverts :meth:`differentiate`."""
-        nj = len(self.robot.joints)
-        joint_pos = self.joint_pos(now) + delta[..., -2 * nj : -nj]
+        joint_pos_change, joint_vel_change = self._joints(delta)
+        joint_pos = self.joint_pos(now) + joint_pos_change
         if self._any_continuous:
             joint_pos = torch.where(self._continuous.to(joint_pos.device), wrap_angle(joint_pos), joint_pos)
-        joint_vel = self.joint_vel(now) + delta[..., -nj:]
+        joint_vel = self.joint_vel(now) + joint_vel_change
         if not self.robot.floating:
             return torch.cat([joint_pos, joint_vel], -1)
         nq, quat = self.robot.nq, now[..., 3:7]
@@ -166,6 +166,11 @@ class StateCodec:
         angvel = now[..., nq + 3 : nq + 6] + delta[..., 9:12]
         return torch.cat([pos, turned, joint_pos, linvel, angvel, joint_vel], -1)
 
+    def _joints(self, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """Joint position and velocity entries of an increment, shapes (..., joints)."""
+        first, count = (12 if self.robot.floating else 0), len(self.robot.joints)
+        return delta[..., first : first + count], delta[..., first + count :]
+
     def drift(self, state: Tensor, delta: Tensor) -> Tensor:
         """Position part of an increment that its velocity part alone explains, shape (..., 2·nv).
 
@@ -174,8 +179,7 @@ class StateCodec:
         """
         n = self.robot.substeps
         alpha, dt = (n + 1) / (2 * n), self.robot.dt
-        nj = len(self.robot.joints)
-        joints = dt * (self.joint_vel(state) + alpha * delta[..., -nj:])
+        joints = dt * (self.joint_vel(state) + alpha * self._joints(delta)[1])
         if not self.robot.floating:
             return torch.cat([joints, torch.zeros_like(joints)], -1)
         linear, angular = self.base_twist(state)
