@@ -10,7 +10,6 @@ that document's summary.
 """
 
 import json
-import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +45,6 @@ class Settings:
 
     def run(self) -> None:
         """Run all episodes; the file is written after each, so that a stop loses one at most."""
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
         config = climb_config(samples=self.samples, horizon=self.horizon, iterations=self.iterations)
         path = self.out / f"climb-{self.label}.json"
         if path.exists():

@@ -1,4 +1,4 @@
-"""Rollout models: one face, the same numbers however rows are padded, chunked, compiled or remembered."""
+"""Rollout models: one face, the same numbers however rows are padded, compiled or remembered."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ import torch
 from nerd_core import prefill, rollout
 from nerd_coupling.terrain import scene
 from nerd_mpc import compiled, dynamics
-from nerd_mpc.compiled import can_compile
+from nerd_mpc.compiled import can_compile, flat_step
 from nerd_mpc.dynamics import MjWarpRollout, MujocoRollout, NerdRollout
 from nerd_mpc.platform import PlatformTask
 
@@ -92,25 +92,27 @@ def test_fewer_rows_than_samples_are_padded_and_come_back_alone(nerd, state, act
         torch.testing.assert_close(part, whole[:rows], atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 4, 9])
-def test_chunks_side_by_side_give_the_rows_of_one_batch(monkeypatch, nerd, small_nerd, task, state, action, threads):
+def test_whatever_is_compiled_gets_one_size_and_the_wanted_threads(
+    monkeypatch, nerd, small_nerd, task, state, action
+):
     seen = []
 
-    def uncompiled(step, example):
-        def run(now, *rest):
-            seen.append(len(now))
-            return step(now, *rest)
+    def uncompiled(step, example, *, threads):
+        flat = flat_step(step, example)
+
+        def run(leaves):
+            seen.append((threads, [tuple(leaf.shape) for leaf in leaves]))
+            return flat(leaves)
 
         return run
 
     monkeypatch.setattr(dynamics, "compile_step", uncompiled)
-    chunked = NerdRollout(small_nerd, task, SAMPLES, compiled=True, threads=threads)
+    other = NerdRollout(small_nerd, task, SAMPLES, compiled=True, threads=3)
     for rows in (1, 4, SAMPLES):
-        # Products of another batch size are summed in another order.
-        torch.testing.assert_close(
-            chunked.predict(state, action[:rows]), nerd.predict(state, action[:rows]), atol=1e-5, rtol=1e-5
-        )
-    assert len(set(seen)) == 1  # what is compiled has one size
+        assert torch.equal(other.predict(state, action[:rows]), nerd.predict(state, action[:rows]))
+    assert len(seen) == 3 * HORIZON
+    assert all(call == seen[0] for call in seen)
+    assert seen[0][0] == 3
 
 
 def test_moved_to_another_deck_it_equals_one_made_for_that_deck(go2, small_nerd, task, state, action):

@@ -71,7 +71,6 @@ class Climb:
         name = self.terrain or ("T4" if self.height is None else f"{height:g}m")
         default = f"climb-{name}-{self.dynamics}-{datetime.now():%Y%m%d-%H%M%S}"
         folder = OutputFolder(self.out or Path("runs") / default)
-        torch.set_num_threads(self.threads or len(os.sched_getaffinity(0)))
         console = Console(stderr=True)
         record = climb(
             height,
@@ -196,6 +195,7 @@ def climb(
     quiet = console or Console(quiet=True)
     with quiet.status("preparing the planner's dynamics (compiled once, then kept)"):
         rollout, manifest = make_dynamics(dynamics, task, config.num_samples, model, threads=threads)
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
     # Said once the model is known to fit, so that bad input is one line.
     quiet.print(f"Climbing {name} ({height:g} m), planning in {dynamics}.")
     with quiet.status("preparing MuJoCo Warp (kernels are compiled once, then kept)"):
@@ -247,7 +247,8 @@ def identity() -> dict[str, Any]:
         "machine": {
             "processor": _processor(),
             "architecture": machine.machine(),
-            "threads": torch.get_num_threads(),
+            "cores": len(os.sched_getaffinity(0)),
+            "torch_threads": torch.get_num_threads(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "python": machine.python_version(),
         },

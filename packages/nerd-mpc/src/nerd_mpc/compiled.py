@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-__all__ = ["can_compile", "compile_step"]
+__all__ = ["FlatStep", "can_compile", "compile_step", "flat_step"]
 
 
 def can_compile() -> bool:
@@ -33,22 +33,33 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nerd"
 
 
-def compile_step(step: nn.Module, example: tuple[Any, ...]) -> Callable[..., Any]:
-    """A compiled form of ``step`` for inputs shaped like ``example``.
+FlatStep = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+"""A step on the leaves of its inputs, which gives the leaves of its outputs: what a hot loop wants to call."""
+
+
+def flat_step(step: nn.Module, example: tuple[Any, ...]) -> FlatStep:
+    """``step`` on flat lists of tensors.
 
     Args:
-        step: A module whose forward is a pure function of its inputs and weights. Runs on one thread; callers
-            run several side by side.
-        example: Inputs, nested tuples and dicts of tensors. Shapes become fixed.
+        step: A module whose forward is a pure function of its inputs and weights.
+        example: Inputs, nested tuples and dicts of tensors; gives the structure.
+    """
+    module = _Flat(step, pytree.tree_structure(example))
+    return lambda leaves: list(module(*leaves))
 
-    Returns:
-        A callable with the same inputs and outputs as ``step``.
+
+def compile_step(step: nn.Module, example: tuple[Any, ...], *, threads: int) -> FlatStep:
+    """A compiled form of :func:`flat_step` for inputs shaped like ``example``.
+
+    Args:
+        step: A module whose forward is a pure function of its inputs and weights.
+        example: Inputs, nested tuples and dicts of tensors. Shapes become fixed.
+        threads: OpenMP threads of the generated loops.
     """
     leaves, shape = pytree.tree_flatten(example)
     with torch.no_grad():
-        result = pytree.tree_structure(step(*example))
         program = torch.export.export(_Flat(step, shape), tuple(leaves), strict=False)
-    path = cache_folder() / f"step-{_fingerprint(program)}.pt2"
+    path = cache_folder() / f"step-{_fingerprint(program, threads)}.pt2"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         # Built beside its place and renamed: a killed build leaves no half package behind.
@@ -56,15 +67,11 @@ def compile_step(step: nn.Module, example: tuple[Any, ...]) -> Callable[..., Any
         torch._inductor.aoti_compile_and_package(
             program,
             package_path=str(partial),
-            inductor_configs={"freezing": True, "cpp.threads": 1},
+            inductor_configs={"freezing": True, "cpp.threads": threads},
         )
         os.replace(partial, path)
-    loaded = torch._inductor.aoti_load_package(str(path))
-
-    def run(*inputs: Any) -> Any:
-        return pytree.tree_unflatten(loaded(*pytree.tree_leaves(inputs)), result)
-
-    return run
+    # The loader's own entry, without the wrapper that sorts nested inputs at every call.
+    return torch._inductor.aoti_load_package(str(path)).loader.boxed_run
 
 
 class _Flat(nn.Module):
@@ -78,7 +85,7 @@ class _Flat(nn.Module):
         return tuple(pytree.tree_leaves(self.step(*pytree.tree_unflatten(leaves, self._shape))))
 
 
-def _fingerprint(program: torch.export.ExportedProgram) -> str:
+def _fingerprint(program: torch.export.ExportedProgram, threads: int) -> str:
     """Digest of everything that the compiled code depends on: graph, weights, shapes, torch and processor."""
     digest = hashlib.sha256()
     digest.update(program.graph_module.print_readable(print_output=False).encode())
@@ -88,7 +95,7 @@ def _fingerprint(program: torch.export.ExportedProgram) -> str:
         if isinstance(value, torch.Tensor):
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    digest.update(b"one thread, frozen")
+    digest.update(f"{threads} threads, frozen".encode())
     digest.update(torch.__version__.encode())
     digest.update(torch.__config__.show().encode())
     digest.update(f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}".encode())

@@ -4,19 +4,18 @@ The planner needs scores; the report needs the predicted states. Execution never
 """
 
 import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from nerd_core import FlashNerd, KVCache
 from nerd_coupling.terrain import scene
 from nerd_coupling.warp_worlds import MjWarpWorlds
 from nerd_coupling.worlds import MujocoWorlds
 
-from .compiled import can_compile, compile_step
+from .compiled import can_compile, compile_step, flat_step
 from .platform import Goal, PlatformTask
 
 __all__ = ["MjWarpRollout", "MujocoRollout", "NerdRollout", "RolloutModel"]
@@ -104,17 +103,16 @@ class MjWarpRollout(_EngineRollout):
 class NerdRollout:
     """The learned model: collider, network, integration and reward of one model step in one function.
 
-    The function is compiled ahead of time where a C++ compiler is present (see ``compiled.py``), for one thread and
-    one chunk of the samples; the chunks of a rollout run side by side. Otherwise the same function runs eagerly on all
-    samples at once. The history cache is kept at batch 1 and expanded to the samples. Fewer rows than ``num_samples``
-    are padded: one compiled size serves scoring and prediction.
+    The function is compiled ahead of time where a C++ compiler is present (see ``compiled.py``); otherwise the same
+    function runs eagerly. The history cache is kept at batch 1 and expanded to the samples. Fewer rows than
+    ``num_samples`` are padded: one compiled size serves scoring and prediction.
 
     Args:
         model: The network, with a context encoder that can observe.
         task: Terrain and reward.
         num_samples: Rows of a rollout.
         compiled: Compile the step; None decides by what this machine has.
-        threads: Chunks that run side by side when compiled; None for one per core.
+        threads: Threads of the compiled step; None for one per core.
         precision: ``float32`` or ``bfloat16`` for the matrix products of the blocks.
     """
 
@@ -132,18 +130,14 @@ class NerdRollout:
     ) -> None:
         self.model, self.num_samples = model.eval().requires_grad_(False), num_samples
         self.compiled = can_compile() if compiled is None else compiled
-        self._step: Callable[..., tuple[Tensor, KVCache, Tensor]] = _ModelStep(model, task, precision)
+        step = _ModelStep(model, task, precision)
         self.retarget(task)
         self.begin()
-        self._threads, self._rows = 1, num_samples
-        if self.compiled:
-            self._threads = min(threads or len(os.sched_getaffinity(0)), num_samples)
-            self._rows = -(-num_samples // self._threads)
-            state = torch.tensor(task.robot.home_state).repeat(self._rows, 1)
-            action = torch.zeros(self._rows, task.robot.spec.nu)
-            example = (state, action, self._cache.expand(self._rows), self._scene, self._goal)
-            self._step = compile_step(self._step, example)
-        self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
+        state = torch.tensor(task.robot.home_state).repeat(num_samples, 1)
+        action = torch.zeros(num_samples, task.robot.spec.nu)
+        example = (state, action, self._cache.expand(num_samples), self._scene, self._goal)
+        cores = threads or len(os.sched_getaffinity(0))
+        self._step = compile_step(step, example, threads=cores) if self.compiled else flat_step(step, example)
 
     def retarget(self, task: PlatformTask) -> None:
         """Plan on another deck from now on; what is compiled stays."""
@@ -162,27 +156,20 @@ class NerdRollout:
         _, self._cache = self.model.step(state[None], control[None], context, self._cache)
 
     @torch.no_grad()
-    def _chunk(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Roll out actions (rows, T, nu) of one chunk."""
-        state = state.expand(len(action), -1).contiguous()
-        cache = self._cache.expand(len(action))
-        states, rewards = [state], []
-        for now in action.transpose(0, 1).contiguous():
-            state, cache, reward = self._step(state, now, cache, self._scene, self._goal)
-            states.append(state)
-            rewards.append(reward)
-        return torch.stack(states, 1), torch.stack(rewards, 1)
-
     def _roll(self, state: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         rows = len(action)
         _check_rows(action, self.num_samples)
-        # Whole chunks only: one plan needs one chunk, not all of them.
-        chunks = -(-rows // self._rows)
-        padding = action[-1:].expand(chunks * self._rows - rows, -1, -1)
-        parts = torch.cat([action, padding]).split(self._rows)
-        run = map if self._pool is None or chunks == 1 else self._pool.map
-        states, rewards = zip(*run(lambda part: self._chunk(state, part), parts), strict=True)
-        return torch.cat(states)[:rows], torch.cat(rewards)[:rows]
+        action = torch.cat([action, action[-1:].expand(self.num_samples - rows, -1, -1)])
+        state = state.expand(self.num_samples, -1).contiguous()
+        # Leaves in the order of _ModelStep's inputs; of its outputs, all but the first and the last are the cache.
+        memory = pytree.tree_leaves(self._cache.expand(self.num_samples))
+        fixed = pytree.tree_leaves((self._scene, self._goal))
+        states, rewards = [state], []
+        for now in action.transpose(0, 1).contiguous():
+            state, *memory, reward = self._step([state, now, *memory, *fixed])
+            states.append(state)
+            rewards.append(reward)
+        return torch.stack(states, 1)[:rows], torch.stack(rewards, 1)[:rows]
 
     def score(self, state: Tensor, action: Tensor) -> Tensor:
         """Rewards along the plans."""
