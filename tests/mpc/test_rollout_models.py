@@ -92,9 +92,7 @@ def test_fewer_rows_than_samples_are_padded_and_come_back_alone(nerd, state, act
         torch.testing.assert_close(part, whole[:rows], atol=1e-6, rtol=1e-6)
 
 
-def test_whatever_is_compiled_gets_one_size_and_the_wanted_threads(
-    monkeypatch, nerd, small_nerd, task, state, action
-):
+def test_whatever_is_compiled_gets_one_size_and_the_wanted_threads(monkeypatch, nerd, small_nerd, task, state, action):
     seen = []
 
     def uncompiled(step, example, *, threads):
