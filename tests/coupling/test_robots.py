@@ -192,7 +192,7 @@ def test_probes_cover_every_collider_with_spheres_of_its_own_radius(go2):
     assert [p.name for p in points] == [*go2.foot_sites, "head"]
     feet = {p.name: p for p in found if p.name in go2.foot_geoms}
     for point in points[:4]:
-        assert feet[point.name].pos == point.position
+        assert feet[point.name].pos == point.pos
         assert feet[point.name].body == point.body
         assert go2.spec.bodies[point.body].name == point.name.replace("foot", "calf")
         assert feet[point.name].radius == 0.0175
