@@ -74,7 +74,7 @@ def refused(capsys, *arguments):
         (("--dynamics", "mujocco"), ["--dynamics is 'mujocco'", "did you mean mujoco"]),
         (("--dynamics", "Nerd"), ["did you mean nerd"]),
         (("--dynamics", "bullet"), ["expected one of nerd, mujoco, mjwarp"]),
-        (("--samples", 1), ["samples is 1", ">= 2"]),
+        (("--samples", 1), ["--samples is 1", "at least 2"]),
         (("--samples", 0), ["samples is 0"]),
         (("--horizon", 3), ["horizon"]),
         (("--iterations", 0), ["iterations is 0"]),

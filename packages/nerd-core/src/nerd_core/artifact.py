@@ -27,6 +27,7 @@ from .storage import (
     publish_directory,
     read_json,
     read_tensors,
+    readable,
     sha256_of,
     write_json,
     write_tensors,
@@ -109,6 +110,11 @@ def load_model(path: str | Path, *, robot: RobotSpec | None = None) -> tuple[Fla
             listed), unknown settings, or a context encoder whose package is not installed.
     """
     path = Path(path)
+    with readable(path / MANIFEST):
+        return _load(path, robot)
+
+
+def _load(path: Path, robot: RobotSpec | None) -> tuple[FlashNerd, dict[str, Any]]:
     manifest = read_json(path / MANIFEST, what="model manifest")
     if manifest.get("format") != FORMAT:
         raise ValueError(f"{path}: not a model (format {manifest.get('format')!r})")
@@ -119,6 +125,10 @@ def load_model(path: str | Path, *, robot: RobotSpec | None = None) -> tuple[Fla
     wanted = {"robot", "robot_digest", "architecture", "config", "context", "weights_sha256"}
     if absent := sorted(wanted - manifest.keys()):
         raise ValueError(f"{path}: model manifest lacks {', '.join(absent)}")
+    kinds = {"name": str, "parameters": int, "datasets": list, "training": dict, "metrics": dict}
+    for key, kind in kinds.items():
+        if not isinstance(manifest.get(key), kind):
+            raise ValueError(f"{path}: model manifest's {key} is {manifest.get(key)!r}, expected a {kind.__name__}")
     made_for = RobotSpec.from_json(manifest["robot"])
     if made_for.digest() != manifest["robot_digest"]:
         raise ValueError(f"{path}: the robot in this model's manifest was edited")

@@ -137,6 +137,8 @@ class Eval:
 
     def run(self) -> None:
         """Evaluate, print the table, then the JSON document."""
+        if self.max_trajectories < 1:
+            raise ValueError(f"--max-trajectories is {self.max_trajectories}, expected at least 1")
         path = self.model / "best" if (self.model / "best").is_dir() else self.model
         dataset = TrajectoryDataset.open(self.dataset)
         model, manifest = load_model(path, robot=dataset.robot)

@@ -40,6 +40,7 @@ from .storage import (
     as_json,
     list_differences,
     read_json,
+    readable,
     sha256_of,
     write_json,
     write_tensors,
@@ -267,6 +268,11 @@ class TrajectoryDataset:
             ValueError: Anything is missing, damaged, newer than this code, or of another robot.
         """
         path = Path(path)
+        with readable(path / MANIFEST):
+            return cls._open(path, robot)
+
+    @classmethod
+    def _open(cls, path: Path, robot: RobotSpec | None) -> TrajectoryDataset:
         manifest = read_json(path / MANIFEST, what="dataset manifest")
         if manifest.get("format") != FORMAT:
             raise ValueError(f"{path}: not a dataset (format {manifest.get('format')!r})")
@@ -277,13 +283,15 @@ class TrajectoryDataset:
             )
         if not manifest.get("complete"):
             raise ValueError(f"{path}: this dataset is incomplete; resume its recording first")
-        absent = {"robot", "robot_digest", "shapes", "shards"} - manifest.keys()
+        absent = {"robot", "robot_digest", "engine", "extra", "shapes", "shards"} - manifest.keys()
         if absent:
             raise ValueError(f"{path}: dataset manifest lacks {', '.join(sorted(absent))}")
         recorded = RobotSpec.from_json(manifest["robot"])
         if recorded.digest() != manifest["robot_digest"]:
             raise ValueError(f"{path}: the robot in this dataset's manifest was edited")
         _check_shards(path, manifest["shards"], hashes=True)
+        if not {"state", "control"} <= manifest["shapes"].keys() or not manifest["shards"]:
+            raise ValueError(f"{path}: dataset manifest lists no states, controls or shards")
         if robot is not None and (gaps := recorded.differences(robot)):
             raise ValueError(f"{path}: recorded with another robot: {'; '.join(gaps)}")
         return cls(path, recorded, manifest)
@@ -323,6 +331,12 @@ class TrajectoryDataset:
                 tensors = {name: file.get_tensor(name) for name in self.manifest["shapes"]}
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{self.path / entry['file']}: damaged shard ({error})") from None
+        for name, tensor in tensors.items():
+            expected = [entry["rows"], *self.manifest["shapes"][name]["shape"]]
+            if list(tensor.shape) != expected:
+                raise ValueError(
+                    f"{self.path / entry['file']}: {name} is {list(tensor.shape)}, the manifest says {expected}"
+                )
         scenes = {name: tensors[f"{SCENE_PREFIX}{name}"] for name in self.scene_names}
         return Trajectories(tensors["state"], tensors["control"], scenes)
 

@@ -10,12 +10,13 @@ through safetensors' own ``safe_open``.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,17 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn what an edited manifest breaks while it is read into one ValueError that names the file."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(
+            f"{path}: not readable ({type(error).__name__}: {error}), expected the file as it was written"
+        ) from None
 
 
 def read_json(path: Path, *, what: str) -> dict[str, Any]:

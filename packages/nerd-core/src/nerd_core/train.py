@@ -104,7 +104,7 @@ class TrainConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected at least 1")
         for name in ("steps", "warmup", "recursive_steps", "weight_decay", "lr_final"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected at least 0")
         for name in ("lr", "grad_clip", "recursive_lr"):
             if not 0 < getattr(self, name) < math.inf:
@@ -116,6 +116,7 @@ class TrainConfig:
             "val_fraction": (0 < self.val_fraction < 1, "0 < val_fraction < 1"),
             "eval_horizons": (min(self.eval_horizons, default=0) > 0, "steps of at least 1"),
             "precision": (self.precision in precisions, f"one of {precisions}"),
+            "seed": (0 <= self.seed < 2**63, "0 <= seed < 2^63"),
             "threads": (self.threads is None or self.threads > 0, "at least 1, or None"),
         }
         for name, (good, words) in expected.items():

@@ -95,6 +95,11 @@ class Climb:
             close = difflib.get_close_matches(self.dynamics.lower(), DYNAMICS, cutoff=0.4)
             hint = f"; did you mean {' or '.join(close)}?" if close else ""
             raise ValueError(f"--dynamics is {self.dynamics!r}, expected one of {', '.join(DYNAMICS)}{hint}")
+        if self.model is not None and self.dynamics != "nerd":
+            raise ValueError(f"--model is {self.model}, expected only with --dynamics nerd")
+        for name, least in (("samples", 2), ("horizon", 5), ("iterations", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} is {getattr(self, name)}, expected at least {least}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"--seed is {self.seed}, expected at least 0 and below 2^63")
         if self.threads is not None and self.threads < 1:

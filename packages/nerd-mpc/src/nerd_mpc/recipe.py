@@ -165,6 +165,10 @@ def run_recipe(out: str | Path, config: RecipeConfig, *, workers: int | None = N
         The model's folder.
     """
     out = Path(out)
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers is {workers}, expected at least 1")
+    if out.exists() and not (out / "recipe.json").exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"out: {out} exists and is not a recipe's folder, expected a new one")
     out.mkdir(parents=True, exist_ok=True)
     _agree(out / "recipe.json", config)
     log = _StageLog(out / "stages.jsonl")
