@@ -198,11 +198,12 @@ def climb(
     robot = load_robot("go2")
     task = PlatformTask(robot, height)
     quiet = console or Console(quiet=True)
+    if dynamics == "nerd":
+        load_climber(model or released_model(), robot.spec)  # a model that does not fit speaks first, alone
+    quiet.print(f"Climbing {name} ({height:g} m), planning in {dynamics}. A first run compiles for about a minute.")
     with quiet.status("preparing the planner's dynamics (compiled once, then kept)"):
         rollout, manifest = make_dynamics(dynamics, task, config.num_samples, model, threads=threads)
     torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-    # Said once the model is known to fit, so that bad input is one line.
-    quiet.print(f"Climbing {name} ({height:g} m), planning in {dynamics}.")
     with quiet.status("preparing MuJoCo Warp (kernels are compiled once, then kept)"):
         plant = MjWarpWorlds(robot, task.terrain, 1)
     settings = {
