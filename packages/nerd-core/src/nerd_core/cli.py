@@ -13,7 +13,7 @@ from rich.table import Table
 
 from .artifact import load_context_encoder, load_model
 from .cartpole import collect_cartpole
-from .command import print_json, say, speaking_plainly
+from .command import print_json, run_command, say
 from .dataset import Trajectories, TrajectoryDataset, split
 from .evaluate import Evaluation, affine_baseline, evaluate
 from .model import FlashNerdConfig
@@ -199,20 +199,16 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: Command line without the program's name; None for ``sys.argv``.
     """
-
-    def run() -> None:
-        command = tyro.cli(
-            Command,  # type: ignore[arg-type]
-            prog="nerd-core",
-            description=(
-                "Streaming neural robot dynamics. Try: nerd-core collect-cartpole --out data; "
-                "nerd-core train data --out run; nerd-core eval run data"
-            ),
-            args=arguments,
-        )
-        command.run()
-
-    speaking_plainly("nerd-core", run, hint="interrupted; the same command with --resume goes on")
+    run_command(
+        "nerd-core",
+        Command,
+        description=(
+            "Streaming neural robot dynamics. Try: nerd-core collect-cartpole --out data; "
+            "nerd-core train data --out run; nerd-core eval run data"
+        ),
+        arguments=arguments,
+        hint="interrupted; the same command with --resume goes on",
+    )
 
 
 def _select(data: Trajectories, rows: torch.Tensor, device: torch.device) -> Trajectories:

@@ -5,7 +5,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-__all__ = ["BAD_INPUT", "INTERRUPTED", "leave", "print_json", "say", "speaking_plainly"]
+import tyro
+
+__all__ = ["BAD_INPUT", "INTERRUPTED", "leave", "print_json", "run_command", "say", "speaking_plainly"]
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -41,3 +43,22 @@ def speaking_plainly(program: str, run: Callable[[], None], *, hint: str = "inte
         leave(program, BAD_INPUT, f"error: {' '.join(str(error).split())}")
     except KeyboardInterrupt:
         leave(program, INTERRUPTED, hint)
+
+
+def run_command(
+    program: str, commands: Any, *, description: str, arguments: list[str] | None, hint: str = "interrupted"
+) -> None:
+    """Parse a command line into one of the subcommands' dataclasses and run it, speaking plainly.
+
+    Args:
+        program: Name of the script.
+        commands: Union of dataclasses with a ``run`` method, annotated as tyro subcommands.
+        description: Opens the help; holds a runnable example.
+        arguments: Command line without the program's name; None for ``sys.argv``.
+        hint: What to say when it was interrupted.
+    """
+
+    def run() -> None:
+        tyro.cli(commands, prog=program, description=description, args=arguments).run()
+
+    speaking_plainly(program, run, hint=hint)

@@ -1,6 +1,5 @@
 """The ``nerd-coupling`` command: list the robots, record a dataset."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +9,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from nerd_core.command import print_json, say, speaking_plainly
+from nerd_core.command import print_json, run_command, say
 
 from .recording import RandomTargets, record
 from .robots import load_robot, robot_names
@@ -114,14 +113,10 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: Command line without the program's name; None for ``sys.argv``.
     """
-
-    def run() -> None:
-        command = tyro.cli(
-            Command,  # type: ignore[arg-type]
-            prog="nerd-coupling",
-            description="Robots and recordings. Try: nerd-coupling robots",
-            args=sys.argv[1:] if arguments is None else arguments,
-        )
-        command.run()
-
-    speaking_plainly("nerd-coupling", run, hint="interrupted; the same command with --resume goes on")
+    run_command(
+        "nerd-coupling",
+        Command,
+        description=("Robots and recordings. Try: nerd-coupling robots"),
+        arguments=arguments,
+        hint="interrupted; the same command with --resume goes on",
+    )

@@ -3,7 +3,6 @@
 import difflib
 import os
 import platform as machine
-import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress
 
-from nerd_core.command import print_json, speaking_plainly
+from nerd_core.command import print_json, run_command
 
 from .dial import DialConfig
 from .dynamics import MjWarpRollout, MujocoRollout, NerdRollout, RolloutModel
@@ -278,14 +277,9 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: Command line without the program's name; None for ``sys.argv``.
     """
-
-    def run() -> None:
-        command = tyro.cli(
-            Command,  # type: ignore[arg-type]
-            prog="nerd-mpc",
-            description="Predictive control inside a learned model. Try: nerd-mpc climb --terrain T4",
-            args=sys.argv[1:] if arguments is None else arguments,
-        )
-        command.run()
-
-    speaking_plainly("nerd-mpc", run)
+    run_command(
+        "nerd-mpc",
+        Command,
+        description=("Predictive control inside a learned model. Try: nerd-mpc climb --terrain T4"),
+        arguments=arguments,
+    )
