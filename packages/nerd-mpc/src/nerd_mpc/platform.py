@@ -173,11 +173,13 @@ class PlatformTask:
         return (_FRONT + _LENGTH / 2 + 0.15, 0.0, self.height + self.standing)
 
     def _feet_at_target(self) -> Tensor:
-        """Feet [m] of the robot standing level with its head at the target, shape (feet, 3)."""
+        """Feet [m] of the robot standing with its head at the target and no foot over an edge, shape (feet, 3)."""
         state = torch.tensor(self.robot.home_state)
         points = self.points_world(state)
         feet = points[:-1] - points[-1] + torch.tensor(self.target)
-        feet[:, 2] = self.height + 0.02  # a foot's centre lies its radius above the deck
+        # Level with its head at DIAL-MPC's target, the robot would stand with its rear feet 2 cm before the deck.
+        feet[:, 0].clamp_(_FRONT + 0.04, _FRONT + _LENGTH - 0.04)
+        feet[:, 2] = self.height + self._foot_radius
         return feet
 
     def to_control(self, action: Tensor) -> Tensor:

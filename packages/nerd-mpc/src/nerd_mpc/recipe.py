@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ class RecipeConfig:
         random_shards: Shards of random targets, 82,000 transitions each.
         planner_shards: Shards of episodes planned in MuJoCo, up to 170,000 transitions each.
         round_shards: Shards of episodes planned in the learned model, one entry per round.
+        parts: Datasets each recording consists of, one seed each; that many can be recorded at once.
         steps: Updates with teacher forcing before the first round.
         recursive_steps: Updates with the recursive loss before the first round.
         round_steps: Updates with teacher forcing in each round.
@@ -60,6 +62,7 @@ class RecipeConfig:
     random_shards: int = 14
     planner_shards: int = 36
     round_shards: tuple[int, ...] = (16,)
+    parts: int = 2
     steps: int = 3500
     recursive_steps: int = 0
     round_steps: int = 3000
@@ -159,7 +162,7 @@ def run_recipe(out: str | Path, config: RecipeConfig, *, workers: int | None = N
     Args:
         out: Folder of all stages; goes on with what is there.
         config: Sizes; must be the same when going on.
-        workers: Recording processes; None for one per core.
+        workers: Recording processes at a time; None for one per core. It changes how long, not what is recorded.
 
     Returns:
         The model's folder.
@@ -167,20 +170,21 @@ def run_recipe(out: str | Path, config: RecipeConfig, *, workers: int | None = N
     out = Path(out)
     if workers is not None and workers < 1:
         raise ValueError(f"workers is {workers}, expected at least 1")
+    if config.parts < 1:
+        raise ValueError(f"parts is {config.parts}, expected at least 1")
     if out.exists() and not (out / "recipe.json").exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"out: {out} exists and is not a recipe's folder, expected a new one")
     out.mkdir(parents=True, exist_ok=True)
     _agree(out / "recipe.json", config)
     log = _StageLog(out / "stages.jsonl")
     workers = workers or len(os.sched_getaffinity(0))
-    robot = config.robot
     with log.stage("record random"):
-        _record_all(out / "random", "random", robot, config.random_shards, config.seed, workers, None)
+        _record_all(out / "random", "random", config, config.random_shards, config.seed, workers, None)
     with log.stage("record planner"):
         _record_all(
             out / "planner",
             "planner",
-            robot,
+            config,
             config.planner_shards,
             config.seed + 100,
             workers,
@@ -193,7 +197,7 @@ def run_recipe(out: str | Path, config: RecipeConfig, *, workers: int | None = N
     for number, shards in enumerate(config.round_shards, 1):
         part = f"round-{number}"
         with log.stage(f"record {part}"):
-            _record_all(out / part, "planner", robot, shards, config.seed + 1000 * number, workers, model)
+            _record_all(out / part, "planner", config, shards, config.seed + 1000 * number, workers, model)
         parts.append(part)
         again = replace(
             settings,
@@ -307,25 +311,34 @@ def held_out_error(network: FlashNerd, paths: list[Path], seed: int) -> dict[str
     return {str(h): round(float(error[:, h].median()), 5) for h in (5, 10, 20)}
 
 
-def _record_all(out: Path, kind: str, robot: str, shards: int, seed: int, workers: int, model: Path | None) -> None:
-    """Record in ``workers`` processes, one dataset and seed each."""
-    share = [shards // workers + (i < shards % workers) for i in range(workers)]
-    jobs = []
+def _record_all(
+    out: Path, kind: str, config: RecipeConfig, shards: int, seed: int, workers: int, model: Path | None
+) -> None:
+    """Record ``config.parts`` datasets, one seed each, in at most ``workers`` processes at a time."""
+    share = [shards // config.parts + (i < shards % config.parts) for i in range(config.parts)]
+    commands = []
     for i, count in enumerate(share):
         if count and not _complete(out / f"part-{i}"):
-            command = [sys.executable, "-m", "nerd_mpc.recipe", str(out / f"part-{i}"), kind, robot]
-            command += [str(count), str(seed + i), *([str(model)] if model else [])]
-            # One thread each: worker processes that share cores with OpenMP threads wait for each other.
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-            jobs.append(subprocess.Popen(command, env=environment))
-    try:
-        codes = [job.wait() for job in jobs]
-    except BaseException:
-        for job in jobs:
-            job.terminate()
-        raise
+            command = [sys.executable, "-m", "nerd_mpc.recipe", str(out / f"part-{i}"), kind, config.robot]
+            commands.append([*command, str(count), str(seed + i), *([str(model)] if model else [])])
+    # One thread each: worker processes that share cores with OpenMP threads wait for each other.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    jobs: list[subprocess.Popen[bytes]] = []
+
+    def run(command: list[str]) -> int:
+        jobs.append(subprocess.Popen(command, env=environment))
+        return jobs[-1].wait()
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            codes = list(pool.map(run, commands))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for job in jobs:
+                job.terminate()
+            raise
     if any(codes):
-        raise RuntimeError(f"recording {out.name}: a worker ended with exit code {max(codes)}")
+        raise RuntimeError(f"recording {out.name}: a worker ended with exit code {max(codes, key=abs)}")
 
 
 def _complete(path: Path) -> bool:
