@@ -6,7 +6,7 @@ import sys
 sys.modules["numpy"] = None  # any import of numpy now fails
 from nerd_core.cli import main
 main(["collect-cartpole", "--out", "data", "--trajectories", "20", "--horizon", "10"])
-main("train data --out run --steps 2 --window 5 --width 8 --heads 2 --hidden 8".split())
+main("train data --out run --steps 2 --window 7 --width 8 --heads 2 --hidden 8".split())
 main(["eval", "run", "data"])
 """
 

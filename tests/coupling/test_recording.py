@@ -198,8 +198,9 @@ def test_bad_input_of_the_command_is_one_line_and_exit_code_2(tmp_path, capsys, 
 def test_the_robots_command_ends_with_one_json_document(capsys):
     main(["robots"])
     captured = capsys.readouterr()
-    (row,) = json.loads(captured.out.splitlines()[-1])
-    assert (row["name"], row["joints"], row["model_step_ms"]) == ("go2", 12, 20.0)
+    rows = {row["name"]: row for row in json.loads(captured.out.splitlines()[-1])}
+    assert (rows["go2"]["joints"], rows["go2"]["model_step_ms"]) == (12, 20.0)
+    assert sorted(rows) == ["cartpole", "double-pendulum", "franka", "go2"]
     assert "go2" in captured.err
 
 

@@ -64,13 +64,13 @@ def test_left_and_right_mirror_each_other(go2):
 
 def test_the_home_pose_settles_at_the_height_its_kinematics_give(go2):
     mj_model = build_model(go2, Terrain())
-    data = _settle(mj_model, go2)
+    data = _settle(mj_model, go2, seconds=4.0)  # the servos creep to rest, by half every 0.6 s
     # Thigh and shank of 0.213 m at 0.9 rad from vertical, plus the foot radius: the height that
     # stiff servos would hold. With kp 40 the legs give way by a few centimetres and no more.
     stiff = 2 * 0.213 * np.cos(0.9) + 0.0175
     assert stiff - 0.06 < data.qpos[2] < stiff + 0.005
     assert data.xmat[1, 8] > 0.99  # upright
-    assert np.abs(data.qvel).max() < 0.02
+    assert np.abs(data.qvel).max() < 0.01
 
 
 def test_each_foot_touches_the_plane(go2):

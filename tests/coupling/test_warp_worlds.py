@@ -116,6 +116,10 @@ def test_dropped_contacts_are_reported_until_the_state_is_set_again(go2):
     assert cramped.overflow.tolist() == [True, False]
     cramped.set_state(standing)
     assert not cramped.overflow.any()
+    states = cramped.rollout(torch.stack([lying[0], standing[0]]), _controls(go2, 2, rows=2))
+    assert states[0, 1:].isnan().all()
+    assert states[1].isfinite().all()
+    assert not cramped.overflow.any()
 
 
 def test_the_terrain_may_be_shared(go2):

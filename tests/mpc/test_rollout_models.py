@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from nerd_core import prefill, rollout
+from nerd_core.compiled import can_compile, flat_step
 from nerd_coupling.terrain import scene
-from nerd_mpc import compiled, dynamics
-from nerd_mpc.compiled import can_compile, flat_step
+from nerd_mpc import dynamics
 from nerd_mpc.dynamics import MjWarpRollout, MujocoRollout, NerdRollout
 from nerd_mpc.platform import PlatformTask
 
@@ -152,16 +152,6 @@ def test_more_rows_than_samples_are_refused(nerd, task, state, action, rows):
     for model in (nerd, MjWarpRollout(task, SAMPLES)):
         with pytest.raises(ValueError, match=rf"action has {rows} rows.*num_samples \({SAMPLES}\)"):
             model.predict(state, many)
-
-
-def test_compiled_steps_live_in_the_user_s_cache_folder(monkeypatch, tmp_path):
-    monkeypatch.setenv("NERD_CACHE", str(tmp_path / "own"))
-    assert compiled.cache_folder() == tmp_path / "own"
-    monkeypatch.delenv("NERD_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert compiled.cache_folder() == tmp_path / "nerd"
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    assert compiled.cache_folder().is_absolute()
 
 
 @pytest.mark.slow

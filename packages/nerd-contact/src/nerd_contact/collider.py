@@ -43,17 +43,19 @@ class Probe:
 
 
 class PrimitiveCollider:
-    """Contact rows of one robot in a scene of the plane z = 0 and static boxes.
+    """Contact rows of one robot in a scene of a plane and static boxes.
 
     A scene is a dict of tensors: ``box_center`` (B, N, 3) [m], ``box_half`` (B, N, 3) half sizes [m], ``box_yaw``
-    (B, N) [rad], all in the world frame, and ``friction`` (B, 1 + N), the plane first. As in MuJoCo the friction of
-    a pair is the larger of the two. Each probe gives one row against the plane and one against each box.
+    (B, N) [rad], all in the world frame and left out where there are no boxes, and ``friction`` (B, 1 + N), the
+    plane first. The plane is z = 0, or ``plane_normal`` (B, 3), unit, world frame, and ``plane_offset`` (B,) [m]:
+    its points p have normal · p = offset. As in MuJoCo the friction of a pair is the larger of the two. Each probe
+    gives one row against the plane and one against each box. The base frame of a fixed base is the world frame.
 
     Args:
-        robot: The robot; must have a floating base.
+        robot: The robot.
         probes: Its spheres.
         margin: Rows with a larger gap are masked [m].
-        ground_only: See the plane and nothing else (the fixed-point baseline of NeRD).
+        ground_only: See the plane, tilted or not, and nothing else (the fixed-point baseline of NeRD).
         merge: Keep only the deepest surface of each probe: one row per probe.
         max_rows: Rows kept, the deepest first; None for all.
     """
@@ -68,8 +70,6 @@ class PrimitiveCollider:
         merge: bool = False,
         max_rows: int | None = None,
     ) -> None:
-        if not robot.floating:
-            raise ValueError(f"robot {robot.name} has a fixed base, expected a floating one")
         if not probes:
             raise ValueError("probes is empty, expected at least one sphere")
         if not margin > 0:
@@ -87,8 +87,11 @@ class PrimitiveCollider:
         motion = self.kinematics(state)
         centre, linvel = motion.points(self._body, local)  # (..., P, 3), base frame
         angvel = motion.angvel[..., self._body, :]
-        base = quat_to_matrix(state[..., 3:7])  # (..., 3, 3)
-        world = state[..., None, :3] + (base[..., None, :, :] * centre[..., None, :]).sum(-1)
+        base = quat_to_matrix(state[..., 3:7]) if self.kinematics.robot.floating else None  # (..., 3, 3)
+        if base is None:
+            world = centre
+        else:
+            world = state[..., None, :3] + (base[..., None, :, :] * centre[..., None, :]).sum(-1)
         extra = state.dim() - 2
 
         def over(
@@ -97,14 +100,19 @@ class PrimitiveCollider:
             return value.reshape(value.shape[0], *([1] * extra), *value.shape[1:]).to(state.dtype)
 
         friction = over(scene["friction"])
-        up = torch.zeros_like(world)
-        up[..., 2] = 1
+        if "plane_normal" in scene:
+            up = over(scene["plane_normal"])[..., None, :].expand_as(world)
+            height = (up * world).sum(-1) - over(scene["plane_offset"])[..., None]
+        else:
+            up = torch.zeros_like(world)
+            up[..., 2] = 1
+            height = world[..., 2]
         gaps, normals, grips = (
-            [world[..., 2] - radius],
+            [height - radius],
             [up],
             [torch.maximum(grip, friction[..., :1])],
         )
-        if not self.ground_only:
+        if not self.ground_only and "box_center" in scene:
             boxes = [over(scene[k]) for k in ("box_center", "box_half", "box_yaw")]
             for n in range(boxes[0].shape[-2]):
                 distance, normal = box_distance(
@@ -121,7 +129,8 @@ class PrimitiveCollider:
             deepest = gap.argmin(-2, keepdim=True)
             gap, mu = gap.gather(-2, deepest), mu.gather(-2, deepest)
             normal = normal.gather(-3, deepest[..., None].expand(*deepest.shape, 3))
-        normal = (base.transpose(-1, -2)[..., None, None, :, :] * normal[..., None, :]).sum(-1)
+        if base is not None:
+            normal = (base.transpose(-1, -2)[..., None, None, :, :] * normal[..., None, :]).sum(-1)
         arm = -normal * radius[:, None]  # from the sphere's centre to its surface
         point = centre[..., None, :, :] + arm
         spin = angvel[..., None, :, :].expand_as(arm)

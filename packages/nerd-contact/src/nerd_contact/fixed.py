@@ -20,7 +20,7 @@ class FixedContactConfig:
     """Which surfaces the predefined points see.
 
     Attributes:
-        surfaces: ``ground``, the plane z = 0 alone (NeRD), or ``any``, the deepest of plane and boxes.
+        surfaces: ``ground``, the plane alone (NeRD), or ``any``, the deepest of plane and boxes.
         margin: A point farther than this from its surface reads as zero [m]; 0.12 in NeRD.
     """
 

@@ -1,6 +1,7 @@
 """Streaming neural robot dynamics: model, training, rollout and evaluation."""
 
 from .artifact import load_model, save_model
+from .baseline import NerdBaseline, NerdBaselineConfig
 from .codec import StateCodec
 from .dataset import TrajectoryDataset, TrajectoryWriter
 from .evaluate import evaluate
@@ -8,6 +9,7 @@ from .model import FlashNerd, FlashNerdConfig, KVCache
 from .normalizer import Normalizer
 from .robot import Body, Joint, RobotSpec
 from .rollout import Observe, StreamingStep, prefill, rollout
+from .streaming import compile_streaming
 from .train import TrainConfig, train
 
 __all__ = [
@@ -16,6 +18,8 @@ __all__ = [
     "FlashNerdConfig",
     "Joint",
     "KVCache",
+    "NerdBaseline",
+    "NerdBaselineConfig",
     "Normalizer",
     "Observe",
     "RobotSpec",
@@ -24,6 +28,7 @@ __all__ = [
     "TrainConfig",
     "TrajectoryDataset",
     "TrajectoryWriter",
+    "compile_streaming",
     "evaluate",
     "load_model",
     "prefill",

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .baseline import NerdBaseline, NerdBaselineConfig
 from .model import FlashNerd, FlashNerdConfig
 from .robot import RobotSpec
 from .storage import (
@@ -33,20 +34,36 @@ from .storage import (
     write_tensors,
 )
 
-__all__ = ["context_json", "load_context_encoder", "load_model", "save_model"]
+__all__ = ["Model", "ModelConfig", "build_model", "context_json", "load_context_encoder", "load_model", "save_model"]
+
+Model = FlashNerd | NerdBaseline
+ModelConfig = FlashNerdConfig | NerdBaselineConfig
 
 FORMAT = "nerd-model"
 FORMAT_VERSION = 1
-ARCHITECTURE = "flash-nerd"
+ARCHITECTURES: dict[str, type[ModelConfig]] = {"flash-nerd": FlashNerdConfig, "nerd-baseline": NerdBaselineConfig}
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 CONTEXT_GROUP = "nerd_core.context"
 META_KEYS = ("name", "datasets", "training", "metrics")
 
 
+def build_model(config: ModelConfig, robot: RobotSpec, context_encoder: nn.Module | None = None) -> Model:
+    """A fresh network of the kind that ``config`` describes.
+
+    Args:
+        config: Sizes; their type picks the architecture.
+        robot: The robot; its codec gives tokens and increments.
+        context_encoder: Reads the surroundings; None for robots that touch nothing.
+    """
+    if isinstance(config, NerdBaselineConfig):
+        return NerdBaseline(config, robot, context_encoder)
+    return FlashNerd(config, robot, context_encoder)
+
+
 def save_model(
     path: str | Path,
-    model: FlashNerd,
+    model: Model,
     meta: Mapping[str, Any] | None = None,
     *,
     overwrite: bool = False,
@@ -63,9 +80,11 @@ def save_model(
         ``path``.
 
     Raises:
-        ValueError: ``path`` exists, or ``meta`` has other keys.
+        ValueError: ``path`` exists, ``meta`` has other keys, or ``model`` is a folded copy.
     """
     path, meta = Path(path), dict(meta or {})
+    if isinstance(model, NerdBaseline) and model.is_folded:
+        raise ValueError("model: a folded copy is for inference only, expected the model that it was made from")
     if unknown := sorted(meta.keys() - set(META_KEYS)):
         raise ValueError(f"meta: unknown keys {unknown}, expected some of {list(META_KEYS)}")
     if path.exists() and not overwrite:
@@ -80,7 +99,7 @@ def save_model(
         "name": meta.get("name", model.robot.name),
         "robot": model.robot.to_json(),
         "robot_digest": model.robot.digest(),
-        "architecture": ARCHITECTURE,
+        "architecture": _architecture(model.config),
         "config": asdict(model.config),
         "context": context_json(model.context_encoder),
         "parameters": model.num_parameters,
@@ -95,7 +114,7 @@ def save_model(
     return path
 
 
-def load_model(path: str | Path, *, robot: RobotSpec | None = None) -> tuple[FlashNerd, dict[str, Any]]:
+def load_model(path: str | Path, *, robot: RobotSpec | None = None) -> tuple[Model, dict[str, Any]]:
     """Read a model folder back.
 
     Args:
@@ -114,7 +133,7 @@ def load_model(path: str | Path, *, robot: RobotSpec | None = None) -> tuple[Fla
         return _load(path, robot)
 
 
-def _load(path: Path, robot: RobotSpec | None) -> tuple[FlashNerd, dict[str, Any]]:
+def _load(path: Path, robot: RobotSpec | None) -> tuple[Model, dict[str, Any]]:
     manifest = read_json(path / MANIFEST, what="model manifest")
     if manifest.get("format") != FORMAT:
         raise ValueError(f"{path}: not a model (format {manifest.get('format')!r})")
@@ -134,15 +153,16 @@ def _load(path: Path, robot: RobotSpec | None) -> tuple[FlashNerd, dict[str, Any
         raise ValueError(f"{path}: the robot in this model's manifest was edited")
     if robot is not None and (gaps := made_for.differences(robot)):
         raise ValueError(f"{path}: made for another robot: {'; '.join(gaps)}")
-    if manifest["architecture"] != ARCHITECTURE:
-        raise ValueError(f"{path}: architecture {manifest['architecture']!r}, expected {ARCHITECTURE!r}")
+    known = list(ARCHITECTURES)
+    if manifest["architecture"] not in known:
+        raise ValueError(f"{path}: architecture {manifest['architecture']!r}, expected one of {', '.join(known)}")
     weights = path / WEIGHTS
     if not weights.exists():
         raise ValueError(f"{weights}: no such weights file")
     if sha256_of(weights) != manifest["weights_sha256"]:
         raise ValueError(f"{weights}: truncated or edited, its SHA-256 is not the manifest's")
-    config = _config_from_json(path, manifest["config"])
-    model = FlashNerd(config, made_for, load_context_encoder(manifest["context"], made_for))
+    config = _config_from_json(path, ARCHITECTURES[manifest["architecture"]], manifest["config"])
+    model = build_model(config, made_for, load_context_encoder(manifest["context"], made_for))
     try:
         model.load_state_dict(read_tensors(weights, what="weights file"), strict=True)
     except RuntimeError as error:
@@ -190,12 +210,16 @@ def load_context_encoder(description: Mapping[str, Any] | None, robot: RobotSpec
     return plugins[kind].load()(dict(description.get("config", {})), robot)
 
 
-def _config_from_json(path: Path, data: Mapping[str, Any]) -> FlashNerdConfig:
-    known = {field.name for field in fields(FlashNerdConfig)}
+def _architecture(config: ModelConfig) -> str:
+    return next(name for name, kind in ARCHITECTURES.items() if isinstance(config, kind))
+
+
+def _config_from_json(path: Path, kind: type[ModelConfig], data: Mapping[str, Any]) -> ModelConfig:
+    known = {field.name for field in fields(kind)}
     if data.keys() != known:
         unknown, absent = sorted(data.keys() - known), sorted(known - data.keys())
         raise ValueError(f"{path}: config has unknown keys {unknown} and lacks {absent}")
-    return FlashNerdConfig(**data)
+    return kind(**data)
 
 
 def _one_line(error: Exception) -> str:

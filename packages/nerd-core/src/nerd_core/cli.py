@@ -1,24 +1,32 @@
-"""The ``nerd-core`` command: record CartPole, train, evaluate."""
+"""The ``nerd-core`` command: record CartPole, train, evaluate; :mod:`.cli_inspect` looks and compares."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
 
-from .artifact import load_context_encoder, load_model
+from .artifact import ModelConfig, load_context_encoder, load_model
+from .baseline import NerdBaselineConfig
 from .cartpole import collect_cartpole
+from .cli_bench import Bench
+from .cli_inspect import Compare, Inspect
 from .command import print_json, run_command, say
-from .dataset import Trajectories, TrajectoryDataset, split
+from .dataset import TrajectoryDataset, split
+from .device import select_device
+from .distributed import training_group
 from .evaluate import Evaluation, affine_baseline, evaluate
 from .model import FlashNerdConfig
+from .presets import Architecture, PresetName, preset
 from .storage import read_json
-from .train import TrainConfig, select_device, train
+from .train import TrainConfig, train
 
 __all__ = ["main"]
 
@@ -62,6 +70,8 @@ class CollectCartpole:
 class Train:
     """Fit a model to one or more datasets of the same robot.
 
+    On several GPUs or machines that share a disk: torchrun --nproc-per-node N -m nerd_core.cli train ...
+
     Example: nerd-core train cartpole-data --out cartpole-run
     """
 
@@ -69,6 +79,10 @@ class Train:
     """Dataset folders."""
     out: Path
     """Run folder to create."""
+    preset: PresetName | None = None
+    """Sizes and settings that go together, for robots like CartPole; other flags override them."""
+    architecture: Architecture = "flash-nerd"
+    """The network: ours, or NeRD's to compare with, whose sizes are the --baseline flags."""
     resume: bool = False
     """Go on from the run's last checkpoint, with the same settings."""
     init_from: Path | None = None
@@ -78,22 +92,50 @@ class Train:
     context_config: Path | None = None
     """JSON file with the encoder's settings; without it the dataset's own, if it carries any."""
     model: Annotated[FlashNerdConfig, tyro.conf.arg(name="")] = field(default_factory=FlashNerdConfig)
+    baseline: NerdBaselineConfig = field(default_factory=NerdBaselineConfig)
     config: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
+
+    @staticmethod
+    def following(arguments: list[str]) -> Train:
+        """The defaults, which follow the preset and the architecture of a command line not yet parsed."""
+        name: Any = _last_value(arguments, "--preset", get_args(PresetName))
+        architecture: Any = _last_value(arguments, "--architecture", get_args(Architecture)) or "flash-nerd"
+        chosen = preset(name)
+        return Train(
+            datasets=tyro.MISSING,
+            out=tyro.MISSING,
+            model=chosen.model,
+            baseline=chosen.baseline,
+            config=chosen.settings(architecture),
+        )
 
     def run(self) -> None:
         """Train and report."""
-        datasets = [TrajectoryDataset.open(path) for path in self.datasets]
-        best = train(
-            datasets,
-            self.model,
-            self.config,
-            out=self.out,
-            context_encoder=self._encoder(datasets[0]) if datasets else None,
-            init_from=self.init_from,
-            resume=self.resume,
-        )
-        error = read_json(best / "manifest.json", what="model manifest")["metrics"]
-        say(f"{best}: held-out rollout error {error['rollout_error']}")
+        with training_group(select_device(self.config.device)) as group:
+            datasets = [TrajectoryDataset.open(path) for path in self.datasets]
+            best = train(
+                datasets,
+                self._sizes(),
+                self.config,
+                out=self.out,
+                context_encoder=self._encoder(datasets[0]) if datasets else None,
+                init_from=self.init_from,
+                resume=self.resume,
+            )
+            if group.leads:
+                error = read_json(best / "manifest.json", what="model manifest")["metrics"]
+                say(f"{best}: held-out rollout error {error['rollout_error']}")
+
+    def _sizes(self) -> ModelConfig:
+        """Sizes of the chosen network; those of the other one must not have been touched."""
+        chosen = preset(self.preset)
+        if self.architecture == "nerd-baseline":
+            if self.model != chosen.model:
+                raise ValueError("architecture: nerd-baseline takes its sizes from --baseline flags, got flash-nerd's")
+            return self.baseline
+        if self.baseline != chosen.baseline:
+            raise ValueError("architecture: got flash-nerd and --baseline flags, expected nerd-baseline with them")
+        return self.model
 
     def _encoder(self, dataset: TrajectoryDataset) -> Any:
         if self.context is None:
@@ -139,6 +181,8 @@ class Eval:
         """Evaluate, print the table, then the JSON document."""
         if self.max_trajectories < 1:
             raise ValueError(f"--max-trajectories is {self.max_trajectories}, expected at least 1")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"--seed is {self.seed}, expected at least 0 and below 2^63")
         path = self.model / "best" if (self.model / "best").is_dir() else self.model
         dataset = TrajectoryDataset.open(self.dataset)
         model, manifest = load_model(path, robot=dataset.robot)
@@ -150,8 +194,8 @@ class Eval:
             made = manifest["training"]
             fit, rows = split(count, made["val_fraction"], made["seed"])
             held_out = True
-        truth = _select(everything, rows[: self.max_trajectories], device)
-        affine = affine_baseline(dataset.robot, _select(everything, fit[:AFFINE_TRAJECTORIES], torch.device("cpu")))
+        truth = everything.select(rows[: self.max_trajectories], device)
+        affine = affine_baseline(dataset.robot, everything.select(fit[:AFFINE_TRAJECTORIES]))
         encoder = model.context_encoder
         found = evaluate(
             model.to(device),
@@ -186,11 +230,16 @@ class Eval:
         print_json(document)
 
 
-Command = (
-    Annotated[CollectCartpole, tyro.conf.subcommand("collect-cartpole")]
-    | Annotated[Train, tyro.conf.subcommand("train")]
-    | Annotated[Eval, tyro.conf.subcommand("eval")]
-)
+def _commands(train: Train) -> Any:
+    """The subcommands, that of training with the given defaults."""
+    return (
+        Annotated[CollectCartpole, tyro.conf.subcommand("collect-cartpole")]
+        | Annotated[Train, tyro.conf.subcommand("train", default=train)]
+        | Annotated[Eval, tyro.conf.subcommand("eval")]
+        | Annotated[Bench, tyro.conf.subcommand("bench")]
+        | Annotated[Inspect, tyro.conf.subcommand("inspect")]
+        | Annotated[Compare, tyro.conf.subcommand("compare")]
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -201,7 +250,7 @@ def main(arguments: list[str] | None = None) -> None:
     """
     run_command(
         "nerd-core",
-        Command,
+        _commands(Train.following(sys.argv[1:] if arguments is None else arguments)),
         description=(
             "Streaming neural robot dynamics. Try: nerd-core collect-cartpole --out data; "
             "nerd-core train data --out run; nerd-core eval run data"
@@ -211,12 +260,11 @@ def main(arguments: list[str] | None = None) -> None:
     )
 
 
-def _select(data: Trajectories, rows: torch.Tensor, device: torch.device) -> Trajectories:
-    return Trajectories(
-        data.states[rows].to(device),
-        data.controls[rows].to(device),
-        {name: tensor[rows].to(device) for name, tensor in data.scenes.items()},
-    )
+def _last_value(arguments: list[str], flag: str, known: tuple[str, ...]) -> str | None:
+    """Value of a flag, or None; a value that is not known is left to the parser to refuse."""
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    values = [value for name, value in pairwise(words) if name == flag]
+    return values[-1] if values and values[-1] in known else None
 
 
 def _table(found: Evaluation, title: str) -> Table:
@@ -240,3 +288,7 @@ def _table(found: Evaluation, title: str) -> Table:
 
 def _digits(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    main()

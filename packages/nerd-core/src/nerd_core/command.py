@@ -1,6 +1,9 @@
 """How every command of the workspace ends: results on standard output, one plain line when the input is bad."""
 
+import contextlib
+import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -59,6 +62,36 @@ def run_command(
     """
 
     def run() -> None:
-        tyro.cli(commands, prog=program, description=description, args=arguments).run()
+        _parse(program, commands, description, arguments).run()
 
     speaking_plainly(program, run, hint=hint)
+
+
+def _parse(program: str, commands: Any, description: str, arguments: list[str] | None) -> Any:
+    """The subcommand that a command line asks for; tyro's box about a wrong one becomes one line."""
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            return tyro.cli(commands, prog=program, description=description, args=arguments)
+    except SystemExit as end:
+        if end.code != BAD_INPUT:
+            sys.stderr.write(box.getvalue())
+            raise
+        leave(program, BAD_INPUT, f"error: {_one_line(box.getvalue())}")
+
+
+def _one_line(box: str) -> str:
+    """What a box of tyro says, without its drawing and without the help texts of single arguments."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", box)
+    lines = [line.strip("│ ") for line in text.splitlines() if not line.startswith(("╭", "╰"))]
+    paragraphs = [p.strip().split("\n") for p in re.split(r"\n[─-]{4,}\n", "\n".join(lines))]
+    if "╭" not in text and len(paragraphs) > 1:  # a terminal without Unicode: the title is a paragraph
+        paragraphs = paragraphs[1:]
+    said = [" ".join(paragraphs[0])]
+    for head, *rest in paragraphs[1:]:
+        if head.startswith("Perhaps"):
+            flags = dict.fromkeys(line.split()[0] for line in rest if line.startswith("--"))
+            said.append(f"did you mean {' or '.join(flags)}?")
+        elif not rest:
+            said.append(head)
+    return "; ".join(said)

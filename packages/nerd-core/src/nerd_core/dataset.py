@@ -38,6 +38,7 @@ from .robot import RobotSpec
 from .storage import (
     TEMPORARY_SUFFIX,
     as_json,
+    check_writable,
     list_differences,
     read_json,
     readable,
@@ -86,6 +87,8 @@ class TrajectoryWriter:
     ) -> None:
         self.path = Path(path)
         self.robot = robot
+        if not 0 <= seed < 2**63:
+            raise ValueError(f"seed is {seed}, expected at least 0 and below 2^63")
         self._pending_rejections: dict[str, int] = {}
         self._closed = False
         described = as_json(
@@ -104,6 +107,7 @@ class TrajectoryWriter:
             return
         if self.path.exists() and not _is_unused(self.path):
             raise ValueError(f"path: {self.path} exists and is not a dataset; choose a new folder")
+        check_writable(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         versions = {"torch": torch.__version__}
         blank = {"complete": False, "shapes": {}, "shards": [], "rejected": {}}
@@ -212,6 +216,8 @@ class TrajectoryWriter:
 
     def _reopen(self, described: dict[str, Any], *, resume: bool) -> dict[str, Any]:
         manifest = read_json(self.path / MANIFEST, what="dataset manifest")
+        if manifest.get("format") != FORMAT:
+            raise ValueError(f"path: {self.path} exists and is not a dataset; choose a new folder")
         if manifest.get("complete"):
             raise ValueError(f"path: {self.path} is a complete dataset; it is never overwritten")
         if not resume:
@@ -240,6 +246,14 @@ class Trajectories(NamedTuple):
     states: Tensor
     controls: Tensor
     scenes: dict[str, Tensor]
+
+    def select(self, rows: Tensor, device: torch.device | None = None) -> Trajectories:
+        """The given trajectories, on ``device`` if one is named."""
+        return Trajectories(
+            self.states[rows].to(device),
+            self.controls[rows].to(device),
+            {name: tensor[rows].to(device) for name, tensor in self.scenes.items()},
+        )
 
 
 class TrajectoryDataset:

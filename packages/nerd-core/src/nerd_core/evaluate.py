@@ -31,13 +31,18 @@ from .rotation import quat_conjugate, quat_multiply, quat_to_rotvec
 from .windows import seeded_generator
 
 __all__ = [
+    "IDLE",
     "Evaluation",
     "HorizonError",
     "SceneObserver",
+    "ZeroIncrement",
     "affine_baseline",
     "channel_names",
+    "channel_sigma",
     "evaluate",
+    "fitting_horizons",
     "rollout_error",
+    "squared_error",
     "state_channels",
     "state_error",
 ]
@@ -47,6 +52,9 @@ SceneObserver = Callable[[Tensor, Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 DIVERGED = 10.0
 """A row whose normalised error exceeds this, or is not finite, counts as diverged."""
+
+IDLE = 1e-6
+"""A channel whose standard deviation is not above this never moves: a rigid one still jitters by float32 rounding."""
 
 RIDGE = 1e-6
 """Penalty of the closed-form affine fit, small enough to leave an affine robot exact to 1e-7."""
@@ -126,6 +134,56 @@ def rollout_error(
     return torch.cat(errors)
 
 
+def channel_sigma(robot: RobotSpec, states: Tensor) -> Tensor:
+    """Standard deviation σ of each channel over states (N, T, nq+nv), shape (2·nv,), float64, SI units."""
+    return state_channels(robot, states).flatten(0, 1).double().std(0)
+
+
+def squared_error(
+    step: StreamingStep,
+    trajectories: Trajectories,
+    horizon: int,
+    sigma: Tensor,
+    *,
+    observe: SceneObserver | None = None,
+    start: int = 0,
+    history: int = 0,
+) -> Tensor:
+    """Mean over the moving channels of (error / σ)², per trajectory and step, shape (N, horizon), float64.
+
+    The square root of its mean over trajectories at step H is E_H.
+
+    Args:
+        step: The model.
+        trajectories: What truly happened.
+        horizon: Model steps to predict.
+        sigma: σ of every channel, see :func:`channel_sigma`; idle channels are left out.
+        observe: Gives the context of states in their scenes; None for models without one.
+        start: Frame to start from.
+        history: True frames before ``start`` that fill the cache.
+    """
+    moving = sigma > IDLE
+    error = rollout_error(step, trajectories, horizon, observe=observe, start=start, history=history)
+    return (error.double()[..., moving] / sigma[moving]).square().mean(-1)
+
+
+def fitting_horizons(
+    trajectories: Trajectories, horizons: Sequence[int], *, start: int = 0, history: int = 0
+) -> list[int]:
+    """The horizons that trajectories from ``start`` on are long enough for, sorted.
+
+    Raises:
+        ValueError: None fits, or ``start`` and ``history`` do not.
+    """
+    steps = trajectories.controls.shape[1]
+    if not 0 <= history <= start < steps:
+        raise ValueError(f"start: got start {start} and history {history}, expected 0 <= history <= start < {steps}")
+    chosen = sorted({horizon for horizon in horizons if 1 <= horizon <= steps - start})
+    if not chosen:
+        raise ValueError(f"horizons: got {tuple(horizons)}, expected one within 1..{steps - start}")
+    return chosen
+
+
 @dataclass(frozen=True, kw_only=True)
 class HorizonError:
     """Error at one horizon; None stands for a number that is not finite.
@@ -200,30 +258,20 @@ def evaluate(
     Raises:
         ValueError: No horizon fits, or ``start`` and ``history`` do not.
     """
-    available = trajectories.controls.shape[1] - start
-    if not 0 <= history <= start or available < 1:
-        raise ValueError(
-            f"start: got start {start} and history {history}, expected 0 <= history <= start < "
-            f"{trajectories.controls.shape[1]}"
-        )
-    chosen = sorted({horizon for horizon in horizons if 1 <= horizon <= available})
-    if not chosen:
-        raise ValueError(f"horizons: got {tuple(horizons)}, expected one within 1..{available}")
-    robot, longest = step.robot, chosen[-1]
-    sigma = state_channels(robot, trajectories.states).flatten(0, 1).double().std(0)
-    moving = sigma > 1e-6  # a rigid channel still jitters by float32 rounding
+    chosen = fitting_horizons(trajectories, horizons, start=start, history=history)
+    robot = step.robot
+    sigma = channel_sigma(robot, trajectories.states)
     names = channel_names(robot)
 
     def squared(model: StreamingStep, look: SceneObserver | None) -> Tensor:
-        error = rollout_error(model, trajectories, longest, observe=look, start=start, history=history)
-        return (error.double()[..., moving] / sigma[moving]).square().mean(-1)  # (N, longest)
+        return squared_error(model, trajectories, chosen[-1], sigma, observe=look, start=start, history=history)
 
-    ours, still = squared(step, observe), squared(_ZeroIncrement(robot), None)
+    ours, still = squared(step, observe), squared(ZeroIncrement(robot), None)
     linear = None if affine is None else squared(affine, None)
     return Evaluation(
         horizons=tuple(_summarise(h, ours, still, linear, seeded_generator(seed, h), resamples) for h in chosen),
         sigma={name: float(s) for name, s in zip(names, sigma, strict=True)},
-        idle_channels=tuple(n for n, m in zip(names, moving.tolist(), strict=True) if not m),
+        idle_channels=tuple(n for n, s in zip(names, sigma.tolist(), strict=True) if not s > IDLE),
         num_trajectories=len(trajectories.states),
         start=start,
     )
@@ -243,16 +291,18 @@ def affine_baseline(robot: RobotSpec, trajectories: Trajectories) -> FlashNerd:
     return model.eval()
 
 
-class _ZeroIncrement:
-    """Predicts that nothing moves; the increment carries the state's width, nothing is cached."""
+class ZeroIncrement:
+    """The baseline that predicts that nothing moves; the increment carries the state's width, nothing is cached."""
 
     def __init__(self, robot: RobotSpec) -> None:
         self.robot = robot
 
     def init_cache(self, n: int) -> Any:
+        """Nothing to remember."""
         return n
 
     def step(self, state: Tensor, control: Tensor, context: Any, cache: Any) -> tuple[Tensor, Any]:
+        """No increment, shape (B, 2·nv)."""
         return state.new_zeros(*state.shape[:-1], 2 * self.robot.nv), cache
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .artifact import Model
+from .distributed import Group
 from .evaluate import SceneObserver
-from .model import FlashNerd, KVCache
 from .windows import WindowSampler, seeded_generator
 
 __all__ = [
@@ -23,7 +25,7 @@ __all__ = [
 SCALE_WINDOWS = 4096
 
 
-def channel_weights(model: FlashNerd) -> Tensor:
+def channel_weights(model: Model) -> Tensor:
     """Weight of each channel's squared normalised error, shape (2·nv,).
 
     ::
@@ -52,7 +54,7 @@ def channel_weights(model: FlashNerd) -> Tensor:
     return weights * active
 
 
-def teacher_loss(model: FlashNerd, states: Tensor, controls: Tensor, context: Mapping[str, Tensor] | None) -> Tensor:
+def teacher_loss(model: Model, states: Tensor, controls: Tensor, context: Mapping[str, Tensor] | None) -> Tensor:
     """Mean squared normalised increment over all positions, channels weighted.
 
     Args:
@@ -68,13 +70,13 @@ def teacher_loss(model: FlashNerd, states: Tensor, controls: Tensor, context: Ma
 
 
 def advance(
-    model: FlashNerd,
+    model: Model,
     state: Tensor,
     control: Tensor,
-    cache: KVCache,
+    cache: Any,
     observe: SceneObserver | None,
     scene: Mapping[str, Tensor],
-) -> tuple[Tensor, KVCache]:
+) -> tuple[Tensor, Any]:
     """State (B, nq+nv) and cache, one model step on."""
     context = None if observe is None else observe(state, scene)
     delta, cache = model.step(state, control, context, cache)
@@ -82,7 +84,7 @@ def advance(
 
 
 def recursive_loss(
-    model: FlashNerd,
+    model: Model,
     states: Tensor,
     controls: Tensor,
     scale: Tensor,
@@ -126,13 +128,14 @@ def recursive_loss(
 
 
 class TeacherLoss:
-    """Draws windows and gives their teacher-forced loss.
+    """Draws windows and gives the teacher-forced loss of this process's share of them.
 
     Args:
         sampler: Windows of the training trajectories.
         observe: Gives the context of states in their scenes, or None.
         bfloat16: Run the network under bfloat16 autocast.
         compiled: Compile the loss with torch.compile.
+        group: The processes that share each batch.
     """
 
     def __init__(
@@ -142,14 +145,15 @@ class TeacherLoss:
         *,
         bfloat16: bool,
         compiled: bool,
+        group: Group,
     ) -> None:
-        self._sampler, self._observe, self._bfloat16 = sampler, observe, bfloat16
+        self._sampler, self._observe, self._bfloat16, self._group = sampler, observe, bfloat16, group
         self._loss = torch.compile(teacher_loss, dynamic=False) if compiled else teacher_loss
 
-    def __call__(self, model: FlashNerd, batch: int, draw: torch.Generator) -> tuple[Tensor, int]:
-        """Loss of ``batch`` windows, and the number of frames in it."""
+    def __call__(self, model: Model, batch: int, draw: torch.Generator) -> tuple[Tensor, int]:
+        """Loss of this process's share of ``batch`` windows, and the number of frames in all of them."""
         pool = self._sampler.pool
-        rows, offsets = self._sampler.draw(batch, draw)
+        rows, offsets = map(self._group.share, self._sampler.draw(batch, draw))
         states, controls = pool.windows(rows, offsets, self._sampler.length)
         context = None
         if self._observe is not None:
@@ -161,7 +165,7 @@ class TeacherLoss:
 
 
 class RecursiveLoss:
-    """Draws start frames with their history and gives the recursive loss from them.
+    """Draws start frames with their history and gives the recursive loss from this process's share of them.
 
     The history's length is drawn anew for each batch, from none to the receptive field less one, so
     that the model meets every filling of its cache. The scale of a channel is the root mean square,
@@ -176,6 +180,7 @@ class RecursiveLoss:
         model: Gives codec and receptive field.
         horizon: Model steps to roll out.
         seed: Seed of the sample that the scale is measured on.
+        group: The processes that share each batch.
     """
 
     def __init__(
@@ -183,21 +188,23 @@ class RecursiveLoss:
         sampler: WindowSampler,
         observe: SceneObserver | None,
         *,
-        model: FlashNerd,
+        model: Model,
         horizon: int,
         seed: int,
+        group: Group | None = None,
     ) -> None:
         self._sampler, self._observe, self._horizon = sampler, observe, horizon
+        self._group = group or Group()
         rows, offsets = sampler.draw(SCALE_WINDOWS, seeded_generator(seed, "scale"))
         states, _ = sampler.pool.windows(rows, offsets, horizon)
         moves = model.codec.differentiate(states[:, 1:], states[:, :1].expand_as(states[:, 1:]))
         scale = moves.double().var(0).mean(0).sqrt().float()
         self.scale = torch.where(scale > 1e-9, scale, torch.ones_like(scale))
 
-    def __call__(self, model: FlashNerd, batch: int, draw: torch.Generator) -> tuple[Tensor, int]:
-        """Loss of ``batch`` rollouts, and the number of frames in it."""
+    def __call__(self, model: Model, batch: int, draw: torch.Generator) -> tuple[Tensor, int]:
+        """Loss of this process's share of ``batch`` rollouts, and the number of frames in all of them."""
         pool = self._sampler.pool
-        rows, offsets = self._sampler.draw(batch, draw)
+        rows, offsets = map(self._group.share, self._sampler.draw(batch, draw))
         states, controls = pool.windows(rows, offsets, self._sampler.length)
         first = int(torch.randint(model.config.receptive_field, (), generator=draw))
         states, controls = states[:, first:], controls[:, first:]

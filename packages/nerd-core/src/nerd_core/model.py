@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .codec import StateCodec
-from .normalizer import Normalizer
+from .normalizer import Normalizer, Total, alone
 from .robot import RobotSpec
 
 __all__ = ["FlashNerd", "FlashNerdConfig", "KVCache"]
@@ -290,7 +290,7 @@ class FlashNerd(nn.Module):
         return self.increment(state, self._readout(h, frame).to(state.dtype)), after
 
     @torch.no_grad()
-    def fit(self, state: Tensor, control: Tensor, after: Tensor, ridge: float = 1e-6) -> None:
+    def fit(self, state: Tensor, control: Tensor, after: Tensor, ridge: float = 1e-6, total: Total = alone) -> None:
         """Freeze the normalisers and start the affine path from ridge regression.
 
         Args:
@@ -298,14 +298,16 @@ class FlashNerd(nn.Module):
             control: Controls, shape (N, nu).
             after: The states one model step later, shape (N, nq + nv).
             ridge: Penalty on the weights per sample, in normalised units.
+            total: Sums over the processes that hold a part of the sample each.
         """
-        self.token_stats.fit(self.codec.encode(state, control))
-        self.target_stats.fit(self._residual(state, after))
+        self.token_stats.fit(self.codec.encode(state, control), total)
+        self.target_stats.fit(self._residual(state, after), total)
         x = self.token_stats.normalize(self.codec.encode(state, control)).double()
         y = self.target(state, after).double()
         x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
-        gram = x.T @ x / len(x) + ridge * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
-        solution = torch.linalg.solve(gram, x.T @ y / len(x))
+        count = total(x.new_tensor(float(len(x))))
+        gram = total(x.T @ x) / count + ridge * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
+        solution = torch.linalg.solve(gram, total(x.T @ y) / count)
         self.affine.weight[:, : self.codec.token_size] = solution[:-1].T.to(self.affine.weight)
         self.affine.bias.copy_(solution[-1])
 

@@ -1,9 +1,19 @@
 """Per-channel normalisation, fitted on the training split and frozen."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Normalizer"]
+__all__ = ["Normalizer", "Total", "alone"]
+
+Total = Callable[[Tensor], Tensor]
+"""Sums a tensor over all processes that hold a part of the sample; every process gets the same bits."""
+
+
+def alone(part: Tensor) -> Tensor:
+    """The :data:`Total` of a process that holds the whole sample."""
+    return part
 
 
 class Normalizer(nn.Module):
@@ -31,15 +41,26 @@ class Normalizer(nn.Module):
         self.register_buffer("active", torch.ones(channels))
 
     @torch.no_grad()
-    def fit(self, values: Tensor) -> None:
-        """Set the statistics from samples, shape (..., C); non-finite samples are a ValueError."""
+    def fit(self, values: Tensor, total: Total = alone) -> None:
+        """Set the statistics from samples, in float64 and two passes.
+
+        Args:
+            values: Samples, shape (..., C); of a sample that is spread over processes, this one's part.
+            total: Sums over the processes.
+
+        Raises:
+            ValueError: Samples that are not finite, in any process.
+        """
         flat = values.reshape(-1, values.shape[-1]).double()
-        if not bool(torch.isfinite(flat).all()):
+        count = total(flat.new_tensor(float(len(flat))))
+        mean = total(flat.sum(0)) / count
+        std = (total((flat - mean).square().sum(0)) / count).sqrt()
+        # Looked for after the sums, so that every process sees what one of them found.
+        if not bool(torch.isfinite(std).all()):
             raise ValueError("values: statistics of non-finite samples were asked for, expected finite ones")
-        std = flat.std(0, correction=0)
         largest = std.max().clamp_min(1e-30)
         active = std > 1e-6 * largest
-        self.mean.copy_(flat.mean(0))
+        self.mean.copy_(mean)
         self.std.copy_(torch.where(active, std.clamp_min(1e-4 * largest), torch.ones_like(std)))
         self.active.copy_(active)
 

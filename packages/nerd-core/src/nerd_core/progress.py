@@ -9,10 +9,16 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["RunProgress"]
+__all__ = ["RunProgress", "warn"]
 
 PLAIN_INTERVAL = 10.0
 """Seconds between plain lines where standard error is not a terminal."""
+
+
+def warn(line: str) -> None:
+    """A line on standard error for what is no error."""
+    sys.stderr.write(f"warning: {line}\n")
+    sys.stderr.flush()
 
 
 class RunProgress:

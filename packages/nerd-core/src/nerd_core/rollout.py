@@ -1,13 +1,12 @@
 """Recursive prediction: a streaming step, a codec and a function that looks at the surroundings."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from .codec import StateCodec
-from .model import KVCache
 from .robot import RobotSpec
 
 __all__ = ["Observe", "StreamingStep", "prefill", "rollout"]
@@ -17,22 +16,25 @@ Observe = Callable[[Tensor], Mapping[str, Tensor]]
 
 
 class StreamingStep(Protocol):
-    """The narrow waist: anything that advances a robot one model step from a frame and a cache."""
+    """The narrow waist: anything that advances a robot one model step from a frame and a cache.
+
+    What a cache is made of is the step's own affair; it is a value, passed in and returned.
+    """
 
     robot: RobotSpec
 
-    def init_cache(self, n: int) -> KVCache:
+    def init_cache(self, n: int) -> Any:
         """Empty history for ``n`` worlds."""
         ...
 
     def step(
-        self, state: Tensor, control: Tensor, context: Mapping[str, Tensor] | None, cache: KVCache
-    ) -> tuple[Tensor, KVCache]:
+        self, state: Tensor, control: Tensor, context: Mapping[str, Tensor] | None, cache: Any
+    ) -> tuple[Tensor, Any]:
         """Increment of one model step, shape (B, 2·nv), and the new cache."""
         ...
 
 
-def prefill(step: StreamingStep, states: Tensor, controls: Tensor, *, observe: Observe | None = None) -> KVCache:
+def prefill(step: StreamingStep, states: Tensor, controls: Tensor, *, observe: Observe | None = None) -> Any:
     """Cache after a known history.
 
     Args:
@@ -54,7 +56,7 @@ def rollout(
     controls: Tensor,
     *,
     observe: Observe | None = None,
-    cache: KVCache | None = None,
+    cache: Any = None,
 ) -> Tensor:
     """Predicted states, shape (B, T + 1, nq + nv), the first of which is ``state``.
 

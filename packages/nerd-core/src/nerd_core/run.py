@@ -13,15 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .artifact import save_model
-from .model import FlashNerd
-from .storage import read_tensors, recover_directory, write_tensors
+from .artifact import Model, save_model
+from .distributed import Group
+from .storage import read_tensors, readable, recover_directory, write_tensors
 
 __all__ = ["TrainingRun"]
 
 METRICS = "metrics.jsonl"
 CHECKPOINT = "last/checkpoint.safetensors"
 BEST = "best"
+CHECKPOINT_VERSION = 2
+"""Version 1 had no ``format_version`` and did not keep the losses since the last evaluation."""
 MAX_SKIPPED = 20
 
 
@@ -34,6 +36,7 @@ class TrainingRun:
         ema: Decay of the averaged weights.
         weight_decay: AdamW's, on weight matrices only.
         grad_clip: Largest norm of the gradient.
+        group: The processes that train together; only their leader writes.
 
     Attributes:
         average: The network with averaged weights, which is evaluated and saved.
@@ -43,8 +46,17 @@ class TrainingRun:
         note: Words for the progress bar.
     """
 
-    def __init__(self, out: Path, model: FlashNerd, *, ema: float, weight_decay: float, grad_clip: float) -> None:
-        self.out, self.model, self._ema, self._grad_clip = out, model, ema, grad_clip
+    def __init__(
+        self,
+        out: Path,
+        model: Model,
+        *,
+        ema: float,
+        weight_decay: float,
+        grad_clip: float,
+        group: Group,
+    ) -> None:
+        self.out, self.model, self._ema, self._grad_clip, self._group = out, model, ema, grad_clip, group
         self.average = copy.deepcopy(model).eval().requires_grad_(False)
         self._averaged: list[Tensor] = list(self.average.parameters())
         self._trained: list[Tensor] = list(model.parameters())
@@ -61,7 +73,7 @@ class TrainingRun:
         self.optimizer = torch.optim.AdamW(groups, fused=True)
 
     def descend(self, loss: Tensor, lr: float) -> None:
-        """One update: gradients, clipping, optimizer, averaged weights.
+        """One update: gradients averaged over the processes, clipping, optimizer, averaged weights.
 
         An update whose gradient is not finite is skipped.
 
@@ -69,10 +81,12 @@ class TrainingRun:
             ValueError: Too many updates in a row were skipped.
         """
         loss.backward()
+        loss = self._group.average_gradients(self._trained, loss)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._grad_clip)
         if bool(norm.isfinite()):
             self._skipped = 0
-            self._losses.append(loss.detach())
+            if self._group.leads:
+                self._losses.append(loss)
             self._apply(lr)
         else:
             self._skipped += 1
@@ -120,8 +134,11 @@ class TrainingRun:
         tensors |= {f"average.{name}": value for name, value in self.average.state_dict().items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{key}": value for key, value in values.items()}
+        tensors["format_version"] = torch.tensor(CHECKPOINT_VERSION)
         tensors["step"] = torch.tensor(self.step)
         tensors["best"] = torch.tensor(self.best, dtype=torch.float64)
+        tensors["skipped"] = torch.tensor(self._skipped)
+        tensors["losses"] = torch.stack(self._losses) if self._losses else torch.empty(0)
         (self.out / CHECKPOINT).parent.mkdir(exist_ok=True)
         write_tensors(self.out / CHECKPOINT, tensors)
 
@@ -131,7 +148,7 @@ class TrainingRun:
         Raises:
             ValueError: No evaluation gave a finite rollout error, so there is none.
         """
-        if self.best == math.inf:
+        if self._group.leads and self.best == math.inf:
             raise ValueError(f"{self.out}: training diverged, no rollout error was ever finite")
         return self.out / BEST
 
@@ -141,21 +158,36 @@ class TrainingRun:
         Without a checkpoint, the run was killed before its first one and starts over.
 
         Raises:
-            ValueError: The checkpoint is damaged.
+            ValueError: The checkpoint is damaged, of another model, or of a newer format.
         """
-        recover_directory(self.out / BEST)
-        if (self.out / CHECKPOINT).exists():
-            tensors = read_tensors(self.out / CHECKPOINT, what="checkpoint")
-            self.step, self.best = int(tensors["step"]), float(tensors["best"])
+        path = self.out / CHECKPOINT
+        if path.exists():
+            with readable(path):
+                self._load(path, read_tensors(path, what="checkpoint"))
+        if self._group.leads:
+            recover_directory(self.out / BEST)
+            self._drop_later_metrics()
+
+    def _load(self, path: Path, tensors: dict[str, Tensor]) -> None:
+        version = int(tensors.get("format_version", 1))
+        if version > CHECKPOINT_VERSION:
+            raise ValueError(
+                f"{path}: checkpoint format_version {version}, this nerd-core reads up to {CHECKPOINT_VERSION}"
+            )
+        self.step, self.best = int(tensors["step"]), float(tensors["best"])
+        self._skipped = int(tensors.get("skipped", 0))
+        self._losses = list(tensors.get("losses", torch.empty(0)).to(self._trained[0].device).unbind())
+        try:
             self.model.load_state_dict(_under(tensors, "model."))
             self.average.load_state_dict(_under(tensors, "average."))
-            state: dict[int, dict[str, Tensor]] = {}
-            for name, value in _under(tensors, "optimizer.").items():
-                index, key = name.split(".")
-                state.setdefault(int(index), {})[key] = value
-            groups = self.optimizer.state_dict()["param_groups"]
-            self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        self._drop_later_metrics()
+        except RuntimeError as error:
+            raise ValueError(f"{path}: does not fit the run's settings: {' '.join(str(error).split())}") from None
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in _under(tensors, "optimizer.").items():
+            index, key = name.split(".")
+            state.setdefault(int(index), {})[key] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
     def _drop_later_metrics(self) -> None:
         path, kept = self.out / METRICS, []

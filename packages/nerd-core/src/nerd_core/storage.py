@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,23 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def check_writable(path: Path) -> None:
+    """See that ``path`` could be created, before any work is done for it.
+
+    Tried rather than asked: permission bits say nothing about a full or read-only file system, nor to root.
+
+    Raises:
+        ValueError: The nearest existing parent is not a folder, or nothing can be written there.
+    """
+    there = next(p for p in path.absolute().parents if os.path.lexists(p))
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=".nerd-", dir=there))
+    except OSError as error:
+        raise ValueError(
+            f"out: {path} cannot be created, {there} is not a folder that can be written ({error.strerror})"
+        ) from None
+
+
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Replace ``path`` by ``document`` in one step; a reader sees the old file or the new one."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
@@ -66,6 +84,10 @@ def readable(path: Path) -> Iterator[None]:
         raise ValueError(
             f"{path}: not readable ({type(error).__name__}: {error}), expected the file as it was written"
         ) from None
+    except ValueError as error:
+        if str(path.parent) in str(error):
+            raise
+        raise ValueError(f"{path}: {error}") from None
 
 
 def read_json(path: Path, *, what: str) -> dict[str, Any]:

@@ -8,7 +8,8 @@ Open :func:`train` first; the loop is one plain function. A run folder holds::
     last/checkpoint.safetensors    weights, EMA, optimizer and step: all that a resume needs
 
 Random numbers depend on (seed, step) only, so a resumed run equals an uninterrupted one bit for
-bit.
+bit. Under torchrun every process runs :func:`train`; the first one alone writes, evaluates and shows
+progress (:mod:`nerd_core.distributed`).
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .artifact import context_json, load_model
+from .artifact import ARCHITECTURES, Model, ModelConfig, build_model, context_json, load_model
+from .baseline import NerdBaselineConfig
 from .dataset import Trajectories, TrajectoryDataset, split
+from .device import select_device, threads, uses_bfloat16
+from .distributed import Group, training_group
 from .evaluate import RIDGE, SceneObserver, rollout_error, state_channels
 from .losses import RecursiveLoss, TeacherLoss, teacher_loss
-from .model import FlashNerd, FlashNerdConfig
-from .progress import RunProgress
+from .progress import RunProgress, warn
+from .robot import RobotSpec
 from .run import TrainingRun
-from .storage import as_json, list_differences, read_json, write_json
+from .storage import TEMPORARY_SUFFIX, as_json, check_writable, list_differences, read_json, readable, write_json
 from .windows import TrajectoryPool, WindowSampler, seeded_generator
 
 __all__ = ["TrainConfig", "select_device", "train"]
@@ -46,8 +50,9 @@ class TrainConfig:
 
     Attributes:
         steps: Updates with teacher forcing.
-        batch_size: Windows per update.
-        window: Model steps W per window; at least the model's receptive field to train all of it.
+        batch_size: Windows per update, of all processes together.
+        window: Model steps W per window; at least the model's receptive field, and for a NerdBaseline,
+            which cannot read longer ones, no more than that.
         lr: Peak learning rate.
         lr_final: Learning rate at the end of the cosine.
         warmup: Updates of linear warm-up.
@@ -63,7 +68,7 @@ class TrainConfig:
         checkpoint_every: Updates between checkpoints.
         recursive_steps: Updates with the recursive loss, after the others; 0 for none.
         recursive_horizon: Model steps that the recursive loss rolls out.
-        recursive_batch: Rows per recursive update.
+        recursive_batch: Rows per recursive update, of all processes together.
         recursive_lr: Peak learning rate of the recursive phase; it falls to a tenth.
         precision: ``float32``, ``bfloat16`` (autocast, teacher-forced phase only) or ``auto``:
             bfloat16 where the processor multiplies it natively.
@@ -126,7 +131,7 @@ class TrainConfig:
 
 def train(
     datasets: TrajectoryDataset | Sequence[TrajectoryDataset],
-    model_config: FlashNerdConfig,
+    model_config: ModelConfig,
     config: TrainConfig,
     *,
     out: str | Path,
@@ -139,8 +144,8 @@ def train(
     """Fit a model to recorded trajectories.
 
     Args:
-        datasets: One or more datasets of the same robot; held in memory.
-        model_config: Sizes of the network.
+        datasets: One or more datasets of the same robot; held in memory, by each process.
+        model_config: Sizes of the network; their type picks the architecture.
         config: Settings of the run.
         out: Run folder to create, or to go on with if ``resume``.
         context_encoder: Reads the surroundings; None for robots that touch nothing.
@@ -160,19 +165,24 @@ def train(
     robot = datasets[0].robot
     if context_encoder is not None and observe is None:
         observe = context_encoder.observe  # type: ignore[assignment]
-    settings = _settings(datasets, model_config, config, context_encoder, init_from)
-    _check_folder(out, settings, resume=resume)
+    _check_window(model_config, config)
     device = select_device(config.device)
-    with _threads(config.threads), _seeded(config.seed):
+    with training_group(device) as group, threads(config.threads), _seeded(config.seed):
+        settings = _settings(datasets, model_config, config, context_encoder, init_from, group)
+        _check_folder(out, settings, robot, resume=resume)
+        group.check_divides("batch_size", config.batch_size)
+        group.check_equal("settings", settings)  # nor does any process create the folder before all have looked
         pool, training, held_out = _load(datasets, config, device)
         sampler = WindowSampler(pool, training, config.window)
         checks = WindowSampler(pool, held_out, config.window)
-        model = FlashNerd(model_config, robot, context_encoder).to(device)
-        _initialise(model, sampler, config, init_from)
-        bfloat16 = _use_bfloat16(config.precision, device)
-        teacher = TeacherLoss(sampler, observe, bfloat16=bfloat16, compiled=config.compile)
-        recursive = _recursive_loss(model, pool, training, config, observe)
-        if not resume:
+        model = build_model(model_config, robot, context_encoder).to(device)
+        _initialise(model, sampler, config, init_from, group)
+        bfloat16 = uses_bfloat16(config.precision, device)
+        teacher = TeacherLoss(sampler, observe, bfloat16=bfloat16, compiled=config.compile, group=group)
+        recursive = _recursive_loss(model, pool, training, config, observe, group)
+        if group.leads:
+            _warn_of_idle_channels(model)
+        if group.leads and not resume:
             out.mkdir(parents=True, exist_ok=True)
             write_json(out / CONFIG, settings)
         run = TrainingRun(
@@ -181,11 +191,14 @@ def train(
             ema=config.ema,
             weight_decay=config.weight_decay,
             grad_clip=config.grad_clip,
+            group=group,
         )
         if resume:
             run.restore()
+        group.check_equal("last/checkpoint.safetensors", run.step)
         total = config.steps + config.recursive_steps
-        with RunProgress("train", total, unit="frames", done=run.step, shown=progress) as bar:
+        shown = progress and group.leads
+        with RunProgress("train", total, unit="frames", done=run.step, shown=shown) as bar:
             while run.step < total:
                 draw = seeded_generator(config.seed, "windows", run.step)
                 lr = _learning_rate(config, run.step)
@@ -195,6 +208,8 @@ def train(
                     loss, frames = recursive(model, config.recursive_batch, draw)
                 run.descend(loss, lr)
                 bar.advance(frames, run.note)
+                if not group.leads:
+                    continue
                 if run.step % config.eval_every == 0 or run.step in (config.steps, total):
                     found = {
                         "step": run.step,
@@ -206,12 +221,35 @@ def train(
                     run.record(found, _metadata(datasets, config, found))
                 if run.step % config.checkpoint_every == 0 or run.step == total:
                     run.save()
-    return run.finish()
+        group.wait()  # for the last files
+        return run.finish()
+
+
+def _check_window(model_config: ModelConfig, config: TrainConfig) -> None:
+    window, field = config.window, model_config.receptive_field
+    if window < field:
+        raise ValueError(f"window: got {window}, expected at least the model's receptive field of {field} frames")
+    if isinstance(model_config, NerdBaselineConfig) and window > field:
+        raise ValueError(f"window: got {window}, expected {field}: a nerd-baseline reads no longer window than its own")
+
+
+def _warn_of_idle_channels(model: Model) -> None:
+    """One line that names the channels without variance: the network neither sees nor predicts them."""
+    kinds = (
+        ("token", model.codec.token_names, model.token_stats),
+        ("target", model.codec.delta_names, model.target_stats),
+    )
+    found = []
+    for kind, names, stats in kinds:
+        if idle := [name for name, active in zip(names, stats.active.tolist(), strict=True) if not active]:
+            found.append(f"{kind} {', '.join(idle)}")
+    if found:
+        warn(f"channels without variance in the training data, left out: {'; '.join(found)}")
 
 
 @torch.no_grad()
 def _validate(
-    model: FlashNerd,
+    model: Model,
     pool: TrajectoryPool,
     checks: WindowSampler,
     config: TrainConfig,
@@ -251,35 +289,60 @@ def _load(
         training.append(chosen + first)
         held_out.append(rest + first)
         first += dataset.num_trajectories
-    pool = TrajectoryPool([dataset.load() for dataset in datasets], device)
+    pool = TrajectoryPool([_load_finite(dataset) for dataset in datasets], device)
     return pool, torch.cat(training), torch.cat(held_out)
 
 
-def _initialise(model: FlashNerd, sampler: WindowSampler, config: TrainConfig, init_from: str | Path | None) -> None:
+def _load_finite(dataset: TrajectoryDataset) -> Trajectories:
+    """A dataset in memory; the writer refuses non-finite numbers, other programs may not."""
+    data = dataset.load()
+    scenes = {f"scene.{name}": tensor for name, tensor in data.scenes.items()}
+    for name, tensor in {"state": data.states, "control": data.controls, **scenes}.items():
+        # The extremes tell it without a mask as large as the data.
+        if tensor.is_floating_point() and tensor.numel() and not all(x.isfinite() for x in tensor.aminmax()):
+            raise ValueError(f"datasets: {dataset.path} holds non-finite numbers in {name}, expected finite ones")
+    return data
+
+
+def _initialise(
+    model: Model, sampler: WindowSampler, config: TrainConfig, init_from: str | Path | None, group: Group
+) -> None:
     """Normalisers and affine path from training data, or everything from an earlier model."""
     if init_from is None:
         single = WindowSampler(sampler.pool, sampler.rows, 1)
         count = min(FIT_TRANSITIONS, int(sampler.pool.steps[sampler.rows].sum()))
-        rows, offsets = single.draw(count, seeded_generator(config.seed, "fit"))
+        rows, offsets = map(group.share, single.draw(count, seeded_generator(config.seed, "fit")))
         states, controls = sampler.pool.windows(rows, offsets, 1)
-        model.fit(states[:, 0], controls[:, 0], states[:, 1], ridge=RIDGE)
-        return
-    earlier, manifest = load_model(init_from, robot=model.robot)
-    wanted = as_json({"config": asdict(model.config), "context": context_json(model.context_encoder)})
-    if gaps := list_differences({key: manifest[key] for key in wanted}, wanted):
-        raise ValueError(f"init_from: {init_from} is another model: {'; '.join(gaps)}")
-    model.load_state_dict(earlier.state_dict())
+        model.fit(states[:, 0], controls[:, 0], states[:, 1], ridge=RIDGE, total=group.total)
+    else:
+        earlier, manifest = load_model(init_from, robot=model.robot)
+        wanted = as_json(_network(model.config, model.context_encoder))
+        if gaps := list_differences({key: manifest[key] for key in wanted}, wanted):
+            raise ValueError(f"init_from: {init_from} is another model: {'; '.join(gaps)}")
+        model.load_state_dict(earlier.state_dict())
+    group.copy_from_leader(model.state_dict().values())
+
+
+def _network(model_config: ModelConfig, context_encoder: nn.Module | None) -> dict[str, Any]:
+    """What a model's manifest says of its network."""
+    return {
+        "architecture": next(name for name, kind in ARCHITECTURES.items() if isinstance(model_config, kind)),
+        "config": asdict(model_config),
+        "context": context_json(context_encoder),
+    }
 
 
 def _recursive_loss(
-    model: FlashNerd,
+    model: Model,
     pool: TrajectoryPool,
     training: Tensor,
     config: TrainConfig,
     observe: SceneObserver | None,
+    group: Group,
 ) -> RecursiveLoss | None:
     if not config.recursive_steps:
         return None
+    group.check_divides("recursive_batch", config.recursive_batch)
     length = model.config.receptive_field - 1 + config.recursive_horizon
     sampler = WindowSampler(pool, training, length)
     return RecursiveLoss(
@@ -288,6 +351,7 @@ def _recursive_loss(
         model=model,
         horizon=config.recursive_horizon,
         seed=config.seed,
+        group=group,
     )
 
 
@@ -306,17 +370,20 @@ def _learning_rate(config: TrainConfig, step: int) -> float:
 
 def _settings(
     datasets: list[TrajectoryDataset],
-    model_config: FlashNerdConfig,
+    model_config: ModelConfig,
     config: TrainConfig,
     context_encoder: nn.Module | None,
     init_from: str | Path | None,
+    group: Group,
 ) -> dict[str, Any]:
+    network = _network(model_config, context_encoder)
+    network["model"] = network.pop("config")
     return as_json(
         {
             "format_version": FORMAT_VERSION,
             "train": asdict(config),
-            "model": asdict(model_config),
-            "context": context_json(context_encoder),
+            **network,
+            "processes": group.size,  # sums over another number of processes are rounded otherwise
             "robot": datasets[0].robot.to_json(),
             "datasets": [dataset.digest for dataset in datasets],
             "init_from": None if init_from is None else str(init_from),
@@ -324,12 +391,18 @@ def _settings(
     )
 
 
-def _check_folder(out: Path, settings: dict[str, Any], *, resume: bool) -> None:
+def _check_folder(out: Path, settings: dict[str, Any], robot: RobotSpec, *, resume: bool) -> None:
     if not resume:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        # A run that was killed while it wrote its settings has left nothing else.
+        if out.exists() and (not out.is_dir() or any(f.name != CONFIG + TEMPORARY_SUFFIX for f in out.iterdir())):
             raise ValueError(f"out: {out} exists; choose a new folder, or resume it")
+        check_writable(out)
         return
-    stored = read_json(out / CONFIG, what="run to resume")
+    # Runs from before there was a choice do not say.
+    stored = {"architecture": "flash-nerd", "processes": 1} | read_json(out / CONFIG, what="run to resume")
+    with readable(out / CONFIG):
+        if gaps := RobotSpec.from_json(stored["robot"]).differences(robot):
+            raise ValueError(f"{out}: cannot resume, the run is of another robot: {'; '.join(gaps)}")
     if gaps := list_differences(stored, settings):
         raise ValueError(f"{out}: cannot resume, the run was started with {'; '.join(gaps)}")
 
@@ -357,39 +430,6 @@ def _of_one_robot(
 def _finite(value: Tensor | float) -> float | None:
     number = float(value)
     return number if math.isfinite(number) else None
-
-
-def select_device(name: str) -> torch.device:
-    """The device that ``auto``, ``cpu`` or ``cuda`` means here; ValueError if there is none."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device: got {name!r}, expected 'auto', 'cpu' or 'cuda'") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: got {name!r}, but torch sees no CUDA device")
-    return device
-
-
-def _use_bfloat16(precision: str, device: torch.device) -> bool:
-    """Whether to autocast: asked for, or ``auto`` on hardware that multiplies bfloat16 natively."""
-    if precision != "auto":
-        return precision == "bfloat16"
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported()
-    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # private, so asked for softly
-    return any(getattr(torch.cpu, name, bool)() for name in names)
-
-
-@contextlib.contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

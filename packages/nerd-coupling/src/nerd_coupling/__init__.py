@@ -1,5 +1,6 @@
 """Robots, batched MuJoCo and MuJoCo Warp worlds, and recorders for neural robot dynamics."""
 
+from .random_efforts import RandomEfforts
 from .recording import Batch, Proposal, RandomTargets, engine_identity, record
 from .robots import Robot, build_model, load_robot, robot_names, set_terrain
 from .terrain import Box, Terrain, scene
@@ -12,6 +13,7 @@ __all__ = [
     "MjWarpWorlds",
     "MujocoWorlds",
     "Proposal",
+    "RandomEfforts",
     "RandomTargets",
     "Robot",
     "Terrain",

@@ -11,8 +11,9 @@ from rich.table import Table
 
 from nerd_core.command import print_json, run_command, say
 
+from .random_efforts import RandomEfforts
 from .recording import RandomTargets, record
-from .robots import load_robot, robot_names
+from .robots import Robot, load_robot, robot_names
 
 __all__ = ["main"]
 
@@ -60,12 +61,14 @@ class Robots:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Record a robot under smooth random joint targets on and around random platforms, in MuJoCo C.
+    """Record a robot in MuJoCo C, each with its own recorder.
 
-    A recording that was killed goes on with --resume and gives the same bytes. Other seeds, in other processes or on
-    other hosts, give further datasets that training takes together.
+    go2: smooth random joint targets on and around random platforms. cartpole, double-pendulum, franka: NeRD's recorder,
+    wide random starts and uniform efforts drawn anew at every model step; the double pendulum over a random plane per
+    trajectory. A recording that was killed goes on with --resume and gives the same bytes. Other seeds, in other
+    processes or on other hosts, give further datasets that training takes together.
 
-    Example: nerd-coupling record go2 --out go2-random --shards 4
+    Example: nerd-coupling record double-pendulum --out pendulum --shards 4
     """
 
     robot: tyro.conf.Positional[str]
@@ -73,7 +76,15 @@ class Record:
     out: Path
     """Dataset folder to create."""
     shards: int = 4
-    """Shards of 82,000 transitions."""
+    """Shards: of 82,000 transitions (go2) or 100,000 (the others)."""
+    rows: int | None = None
+    """Trajectories per shard; the recorder's own number if omitted."""
+    horizon: int | None = None
+    """Model steps per trajectory; the recorder's own number if omitted."""
+    passive: bool = False
+    """For evaluation: start as NeRD's environments reset, no effort."""
+    ground: str | None = None
+    """Double pendulum: none or c1 to c6, NeRD's evaluation grounds; a random plane per trajectory if omitted."""
     seed: int = 0
     """With a shard's number it decides everything that is drawn."""
     threads: int | None = None
@@ -83,14 +94,13 @@ class Record:
 
     def run(self) -> None:
         """Record and report."""
-        if self.shards < 1:
-            raise ValueError(f"--shards is {self.shards}, expected at least 1")
-        if self.threads is not None and self.threads < 1:
-            raise ValueError(f"--threads is {self.threads}, expected at least 1")
+        for name in ("shards", "threads", "rows", "horizon"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name} is {value}, expected at least 1")
         robot = load_robot(self.robot)
         torch.set_num_threads(1)  # the engine's own threads do the work
-        low, high = torch.tensor([j.range or (-3.14, 3.14) for j in robot.spec.joints]).unbind(-1)
-        proposal = RandomTargets(robot, torch.stack([low, high], -1))
+        proposal = self._proposal(robot)
         record(
             self.out,
             robot,
@@ -99,9 +109,19 @@ class Record:
             seed=self.seed,
             settings=proposal.settings(),
             threads=self.threads,
+            num_boxes=1 if robot.spec.floating else 0,
             resume=self.resume,
         )
         say(f"{self.out}: {self.shards} shards")
+
+    def _proposal(self, robot: Robot) -> RandomTargets | RandomEfforts:
+        sizes = {name: getattr(self, name) for name in ("rows", "horizon") if getattr(self, name) is not None}
+        if robot.spec.control == "effort":
+            return RandomEfforts(robot, passive=self.passive, ground=self.ground, **sizes)
+        if self.passive or self.ground is not None:
+            raise ValueError(f"--passive and --ground are for robots driven by efforts, {robot.name} has servos")
+        low, high = torch.tensor([j.range or (-3.14, 3.14) for j in robot.spec.joints]).unbind(-1)
+        return RandomTargets(robot, torch.stack([low, high], -1), **sizes)
 
 
 Command = Annotated[Robots, tyro.conf.subcommand("robots")] | Annotated[Record, tyro.conf.subcommand("record")]

@@ -8,7 +8,7 @@ goes on with the same bytes, and several hosts can record one dataset by taking 
 import hashlib
 import math
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nerd_contact import PrimitiveCollider
 from nerd_core import TrajectoryWriter
+from nerd_core.codec import wrap_angle
 from nerd_core.progress import RunProgress
 from nerd_core.rotation import quat_multiply, rotvec_to_quat
 from nerd_core.windows import seeded_generator
@@ -31,15 +32,15 @@ __all__ = ["Batch", "Proposal", "RandomTargets", "engine_identity", "place_on_gr
 
 
 class Batch(NamedTuple):
-    """Rollouts to run on one terrain.
+    """Rollouts to run.
 
     Attributes:
-        terrain: What the robot stands on.
+        terrain: What the robot stands on, one for all rows or one for each; None for a robot that touches nothing.
         state: First states, shape (N, nq + nv).
         control: Controls of each model step, shape (N, T, nu).
     """
 
-    terrain: Terrain
+    terrain: Terrain | Sequence[Terrain] | None
     state: Tensor
     control: Tensor
 
@@ -75,12 +76,14 @@ class Limits:
         spin: Base angular speed [rad/s].
         joint_rate: Joint speed [rad/s].
         penetration: Depth of a first state inside the ground or a box [m].
+        magnitude: Any entry of a state of a robot with a fixed base, which the first three do not concern; NeRD's.
     """
 
     speed: float = 8.0
     spin: float = 40.0
     joint_rate: float = 60.0
     penetration: float = 0.02
+    magnitude: float = 1e5
 
 
 def record(
@@ -108,7 +111,7 @@ def record(
         settings: What identifies ``propose``; must agree on resume. JSON values.
         limits: What is rejected.
         threads: Threads of the engine.
-        num_boxes: Boxes that every scene is padded to.
+        num_boxes: Boxes that every scene is padded to; with 0 every scene is a plane and says which.
         resume: Go on with an incomplete recording.
         progress: Show progress on standard error.
 
@@ -119,13 +122,13 @@ def record(
         ValueError: ``out`` holds something else, or a recording with other settings.
     """
     limits = limits or Limits()
-    collider = PrimitiveCollider(robot.spec, robot.probes)
+    collider = PrimitiveCollider(robot.spec, robot.probes) if robot.probes else None
     writer = TrajectoryWriter(
         out,
         robot.spec,
         engine=engine_identity(robot),
         seed=seed,
-        extra={**settings, "shards": shards, "context": {"contact-set": _context(robot)}},
+        extra={**settings, "shards": shards, "context": _context(robot)},
         resume=resume,
     )
     with (
@@ -136,13 +139,13 @@ def record(
             generator = seeded_generator(seed, "shard", writer.num_shards)
             states, controls, scenes = [], [], []
             for batch in propose(generator):
-                where = scene(batch.terrain, num_boxes=num_boxes)
-                kept, reasons = _label(robot, batch, where, collider, limits, threads)
+                where = _scene(batch, num_boxes)
+                states_of, keep, reasons = _label(robot, batch, where, collider, limits, threads)
                 for reason, count in reasons.items():
                     writer.reject(reason, count)
-                states.append(kept[0])
-                controls.append(kept[1])
-                scenes.append({k: v.expand(len(kept[0]), *v.shape[1:]) for k, v in where.items()})
+                states.append(states_of[keep])
+                controls.append(batch.control[keep])
+                scenes.append({k: v[keep] for k, v in where.items()})
             control = torch.cat(controls)
             writer.append(
                 torch.cat(states),
@@ -155,38 +158,61 @@ def record(
 
 
 def _context(robot: Robot) -> dict[str, Any]:
-    """Settings of a contact encoder for this robot, so that ``nerd-core train --context`` needs nothing else."""
-    return {"probes": [probe.to_json() for probe in robot.probes]}
+    """Settings of context encoders for this robot, so that ``nerd-core train --context`` needs nothing else."""
+    margin = {} if robot.margin is None else {"margin": robot.margin}
+    listed = {"contact-set": robot.probes, "fixed-contact": robot.fixed_points}
+    return {kind: {"probes": [p.to_json() for p in probes], **margin} for kind, probes in listed.items() if probes}
+
+
+def _scene(batch: Batch, num_boxes: int) -> dict[str, Tensor]:
+    """Scene of every row; nothing for a robot that touches nothing."""
+    if batch.terrain is None:
+        return {}
+    rows = len(batch.state)
+    return {k: v.expand(rows, *v.shape[1:]) for k, v in scene(batch.terrain, num_boxes=num_boxes).items()}
 
 
 def _label(
     robot: Robot,
     batch: Batch,
     where: dict[str, Tensor],
-    collider: PrimitiveCollider,
+    collider: PrimitiveCollider | None,
     limits: Limits,
     threads: int | None,
-) -> tuple[tuple[Tensor, Tensor], dict[str, int]]:
-    """Run a batch in the engine; the rows that are kept, and how many were rejected and why."""
+) -> tuple[Tensor, Tensor, dict[str, int]]:
+    """Run a batch in the engine; its states, which rows are kept, and how many were rejected and why."""
     spec = robot.spec
-    with MujocoWorlds(robot, batch.terrain, 1, threads=threads) as worlds:
+    terrain = Terrain() if batch.terrain is None else batch.terrain
+    nworld = 1 if isinstance(terrain, Terrain) else len(terrain)
+    with MujocoWorlds(robot, terrain, nworld, threads=threads) as worlds:
         states = worlds.rollout(batch.state, batch.control)
-    one = {k: v.expand(len(batch.state), *v.shape[1:]) for k, v in where.items()}
-    depth = collider(batch.state, one).gap.min(-1).values
-    rates = states[..., spec.nq :].abs().amax(1)
-    checks = {
-        "non-finite": ~torch.isfinite(states).all(-1).all(-1),
-        "starts inside": depth < -limits.penetration,
-        "too fast": (rates[:, :3].amax(-1) > limits.speed)
-        | (rates[:, 3:6].amax(-1) > limits.spin)
-        | (rates[:, 6:].amax(-1) > limits.joint_rate),
-    }
+    checks = {"non-finite": ~torch.isfinite(states).all(-1).all(-1)}
+    if collider is not None:
+        checks["starts inside"] = collider(batch.state, where).gap.min(-1).values < -limits.penetration
+    if spec.floating:
+        rates = states[..., spec.nq :].abs().amax(1)
+        checks["too fast"] = (
+            (rates[:, :3].amax(-1) > limits.speed)
+            | (rates[:, 3:6].amax(-1) > limits.spin)
+            | (rates[:, 6:].amax(-1) > limits.joint_rate)
+        )
+    else:
+        checks["too large"] = states.abs().amax((1, 2)) > limits.magnitude
     keep = torch.ones(len(states), dtype=torch.bool)
     reasons: dict[str, int] = {}
     for reason, bad in checks.items():
         reasons[reason] = int((bad & keep).sum())
         keep &= ~bad
-    return (states[keep], batch.control[keep]), reasons
+    return _wrapped(robot, states), keep, reasons
+
+
+def _wrapped(robot: Robot, states: Tensor) -> Tensor:
+    """The states with the angles of continuous joints in [-π, π): the engine counts turns."""
+    first = 7 if robot.spec.floating else 0
+    turning = [first + i for i, joint in enumerate(robot.spec.joints) if joint.continuous]
+    if turning:
+        states[..., turning] = wrap_angle(states[..., turning])
+    return states
 
 
 def place_on_ground(state: Tensor, where: dict[str, Tensor], collider: PrimitiveCollider, clearance: Tensor) -> Tensor:
@@ -210,7 +236,7 @@ class RandomTargets:
     Args:
         robot: The robot.
         control_range: Lower and upper target [rad] that plans use, shape (nu, 2).
-        rows: Rollouts per shard.
+        rows: Rollouts per shard, at least one per deck.
         horizon: Model steps T per rollout.
         heights: Range of deck heights [m].
         terrains: Decks per shard.
@@ -226,6 +252,9 @@ class RandomTargets:
         heights: tuple[float, float] = (0.03, 0.30),
         terrains: int = 16,
     ) -> None:
+        for name, value, least in (("rows", rows, terrains), ("horizon", horizon, 1)):
+            if value < least:
+                raise ValueError(f"{name} is {value}, expected at least {least}")
         self.robot, self.control_range = robot, control_range
         self.rows, self.horizon, self.heights, self.terrains = rows, horizon, heights, terrains
         self._collider = PrimitiveCollider(robot.spec, robot.probes, margin=5.0)

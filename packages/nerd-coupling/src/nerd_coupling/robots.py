@@ -1,4 +1,4 @@
-"""Robots by name: our own primitive-geometry MJCF, and everything read from it rather than typed.
+"""Robots by name: our own primitive-geometry MJCF, and everything read from it (description.py) rather than typed.
 
 ``load_robot`` gives the description, ``build_model`` puts it on a terrain, ``set_terrain`` moves an
 existing model to another terrain without compiling again.
@@ -6,38 +6,74 @@ existing model to another terrain without compiling again.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import mujoco
-import numpy as np
 
 from nerd_contact import Probe
-from nerd_core.robot import Body, Joint, RobotSpec
+from nerd_core.robot import RobotSpec
+from nerd_coupling.description import Point, is_box, probes, robot_spec
 from nerd_coupling.terrain import ABSENT, Terrain
 
-# Robots shipped with this package: name -> (MJCF file, feet, physics steps per model step).
-_SHIPPED = {"go2": ("go2.xml", ("FR_foot", "FL_foot", "RR_foot", "RL_foot"), 4)}
+__all__ = [
+    "Point",
+    "Robot",
+    "build_model",
+    "build_models",
+    "load_robot",
+    "num_boxes",
+    "probes",
+    "robot_names",
+    "robot_spec",
+    "set_terrain",
+]
+
 _FLOOR = "floor"
-# Largest distance between neighbouring probes on a capsule [m].
-_PROBE_SPACING = 0.07
 
 
-class Point(NamedTuple):
-    """A named point on a robot.
+@dataclass(frozen=True, kw_only=True)
+class _Shipped:
+    """What the MJCF file of a shipped robot does not say.
 
     Attributes:
-        name: Site name.
-        body: Index into ``RobotSpec.bodies``.
-        pos: Position in the body frame [m].
+        file: MJCF file.
+        substeps: Physics steps per model step.
+        control: Kind of control.
+        feet: Foot geoms and sites.
+        spacing: Largest distance between neighbouring probes on a capsule [m].
+        margin: Largest gap of a contact row [m]; None for the encoder's own.
+        fixed_points: Probes that make NeRD's fixed list.
     """
 
-    name: str
-    body: int
-    pos: tuple[float, float, float]
+    file: str
+    substeps: int
+    control: Literal["effort", "position"] = "effort"
+    feet: tuple[str, ...] = ()
+    spacing: float = 0.07
+    margin: float | None = None
+    fixed_points: tuple[str, ...] = ()
+
+
+_SHIPPED = {
+    "cartpole": _Shipped(file="cartpole.xml", substeps=5),
+    "double-pendulum": _Shipped(
+        file="double_pendulum.xml",
+        substeps=5,
+        # Against a plane the ends of a capsule say everything; the others serve edges.
+        spacing=0.375,
+        # NeRD's max(4 · radius, 0.12 m).
+        margin=0.4,
+        fixed_points=("link1_0", "link1_4", "link2_0", "link2_4"),
+    ),
+    "franka": _Shipped(file="franka.xml", substeps=9),
+    "go2": _Shipped(file="go2.xml", substeps=4, control="position", feet=("FR_foot", "FL_foot", "RR_foot", "RL_foot")),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +82,15 @@ class Robot:
 
     Attributes:
         spec: Kinematic tree, gains, limits and rates; travels inside datasets and models.
-        mjcf: MJCF text of the robot alone, without ground.
-        home_qpos: Standing configuration (nq) [m, quaternion wxyz, rad].
-        home_ctrl: Control that holds it (nu), position targets [rad].
+        mjcf: MJCF text of the robot alone; without ground, unless it has a ``floor`` of its own.
+        home_qpos: Home configuration (nq) [m, quaternion wxyz, rad]; legged robots stand.
+        home_ctrl: Control at home (nu): position targets [rad] that hold it, or zero efforts.
         foot_geoms: Names of the foot sphere geoms; sites of the same names mark their centres.
         foot_sites: Names of the foot centre sites.
-        probes: The colliders as spheres, for the torch collider.
+        probes: The colliders as spheres, for the torch collider; none for a robot that touches nothing.
         points: Marked points: foot centres first, then the others.
+        margin: Largest gap of a contact row [m]; None for the encoder's own.
+        fixed_points: The probes that make NeRD's fixed list of contact points.
     """
 
     spec: RobotSpec
@@ -63,6 +101,8 @@ class Robot:
     foot_sites: tuple[str, ...]
     probes: tuple[Probe, ...]
     points: tuple[Point, ...]
+    margin: float | None = None
+    fixed_points: tuple[Probe, ...] = ()
 
     @property
     def name(self) -> str:
@@ -71,7 +111,7 @@ class Robot:
 
     @property
     def home_state(self) -> tuple[float, ...]:
-        """Standing still: ``home_qpos`` followed by zero velocities (nq + nv)."""
+        """At rest: ``home_qpos`` followed by zero velocities (nq + nv)."""
         return self.home_qpos + (0.0,) * self.spec.nv
 
 
@@ -90,19 +130,21 @@ def load_robot(name: str) -> Robot:
         close = difflib.get_close_matches(str(name).lower(), robot_names(), cutoff=0.4)
         hint = f"did you mean {' or '.join(close)}?" if close else "no similar name."
         raise ValueError(f"name {name!r}: expected one of {', '.join(robot_names())}; {hint}")
-    file, feet, substeps = _SHIPPED[name]
-    text = (resources.files("nerd_coupling") / "assets" / file).read_text(encoding="utf-8")
+    shipped = _SHIPPED[name]
+    text = (resources.files("nerd_coupling") / "assets" / shipped.file).read_text(encoding="utf-8")
     mj_model = mujoco.MjModel.from_xml_string(text)
-    spheres, points = probes(mj_model)
+    spheres, points = probes(mj_model, spacing=shipped.spacing)
     return Robot(
-        spec=robot_spec(mj_model, name=name, substeps=substeps),
+        spec=robot_spec(mj_model, name=name, substeps=shipped.substeps, control=shipped.control),
         mjcf=text,
         home_qpos=tuple(mj_model.key("home").qpos.tolist()),
         home_ctrl=tuple(mj_model.key("home").ctrl.tolist()),
-        foot_geoms=feet,
-        foot_sites=feet,
+        foot_geoms=shipped.feet,
+        foot_sites=shipped.feet,
         probes=tuple(spheres),
         points=tuple(points),
+        margin=shipped.margin,
+        fixed_points=tuple(probe for probe in spheres if probe.name in shipped.fixed_points),
     )
 
 
@@ -125,7 +167,8 @@ def build_model(robot: Robot, terrain: Terrain, *, num_boxes: int = 1) -> mujoco
     spec.option.timestep = robot.spec.timestep
     world = spec.worldbody
     ground = {"contype": 1, "conaffinity": 1, "margin": 0.0}
-    world.add_geom(name=_FLOOR, type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0.0, 0.0, 1.0], **ground)
+    if spec.geom(_FLOOR) is None:
+        world.add_geom(name=_FLOOR, type=mujoco.mjtGeom.mjGEOM_PLANE, size=[0.0, 0.0, 1.0], **ground)
     for i in range(num_boxes):
         # Explicit, massless inertia: otherwise the compiler derives an inertial frame from the box,
         # and moving the box would have to redo that.
@@ -149,6 +192,22 @@ def build_model(robot: Robot, terrain: Terrain, *, num_boxes: int = 1) -> mujoco
     return mj_model
 
 
+def build_models(robot: Robot, terrains: Iterable[Terrain], *, num_boxes: int = 1) -> dict[Terrain, mujoco.MjModel]:
+    """One model per terrain, compiled once and then moved.
+
+    Args:
+        robot: The robot.
+        terrains: The terrains; equal ones share a model.
+        num_boxes: Boxes in every model.
+    """
+    different = list(dict.fromkeys(terrains))
+    models = {different[0]: build_model(robot, different[0], num_boxes=num_boxes)}
+    for terrain in different[1:]:
+        models[terrain] = copy.copy(models[different[0]])
+        set_terrain(models[terrain], terrain)
+    return models
+
+
 def set_terrain(mj_model: mujoco.MjModel, terrain: Terrain) -> None:
     """Move a model made by ``build_model`` to another terrain, in place.
 
@@ -166,170 +225,20 @@ def set_terrain(mj_model: mujoco.MjModel, terrain: Terrain) -> None:
         mj_model.geom_aabb[geom, 3:] = box.half_size
         mj_model.bvh_aabb[mj_model.body_bvhadr[body], 3:] = box.half_size
         mj_model.geom_friction[geom, 0] = box.friction
-    mj_model.geom_friction[mj_model.geom(_FLOOR).id, 0] = terrain.floor_friction
+    floor = mj_model.geom(_FLOOR).id
+    mj_model.geom_friction[floor, 0] = terrain.floor_friction
+    for pair in range(mj_model.npair):
+        # A pair has friction of its own; give it what MuJoCo gives every other contact.
+        geoms = (int(mj_model.pair_geom1[pair]), int(mj_model.pair_geom2[pair]))
+        if floor in geoms:
+            mj_model.pair_friction[pair, :2] = mj_model.geom_friction[geoms, 0].max()
+    if not terrain.is_level or mj_model.geom_sameframe[floor] == mujoco.mjtSameFrame.mjSAMEFRAME_NONE:
+        # MuJoCo reads a geom's own pose only if it is not said to be that of its body.
+        mj_model.geom_sameframe[floor] = mujoco.mjtSameFrame.mjSAMEFRAME_NONE
+        mj_model.geom_pos[floor] = [c * terrain.floor_offset for c in terrain.floor_normal]
+        mj_model.geom_quat[floor] = terrain.floor_quaternion
 
 
 def num_boxes(mj_model: mujoco.MjModel) -> int:
     """Number of terrain boxes in a model made by ``build_model``."""
-    return sum(_is_box(mj_model.body(i).name) for i in range(mj_model.nbody))
-
-
-def robot_spec(
-    mj_model: mujoco.MjModel,
-    *,
-    name: str,
-    substeps: int,
-    control: Literal["effort", "position"] = "position",
-) -> RobotSpec:
-    """Read a RobotSpec from a compiled model, ground bodies left out.
-
-    Gains come from the actuators' gain and bias parameters, effort limits from their force range.
-
-    Args:
-        mj_model: The robot, with or without ground from ``build_model``.
-        name: Name to record.
-        substeps: Physics steps per model step.
-        control: ``position`` for position servos, ``effort`` for plain motors.
-
-    Raises:
-        ValueError: If the model holds something a RobotSpec cannot express (equality constraints,
-            tendons, ball joints, geared or unlimited actuators ...); the message names the element.
-    """
-    _refuse_unsupported(mj_model)
-    _refuse_actuators(mj_model, control)
-    ids = _robot_bodies(mj_model)
-    index = {body: i for i, body in enumerate(ids)}
-    bodies = tuple(
-        Body(
-            name=mj_model.body(i).name,
-            parent=index.get(int(mj_model.body_parentid[i]), -1),
-            pos=_tuple(mj_model.body_pos[i]),
-            quat=_tuple(mj_model.body_quat[i]),
-        )
-        for i in ids
-    )
-    free = mujoco.mjtJoint.mjJNT_FREE
-    hinge = mujoco.mjtJoint.mjJNT_HINGE
-    movable = [j for j in range(mj_model.njnt) if mj_model.jnt_type[j] != free]
-    joints = tuple(
-        Joint(
-            name=mj_model.joint(j).name,
-            kind="hinge" if mj_model.jnt_type[j] == hinge else "slide",
-            body=index[int(mj_model.jnt_bodyid[j])],
-            axis=_tuple(mj_model.jnt_axis[j]),
-            pos=_tuple(mj_model.jnt_pos[j]),
-            range=_tuple(mj_model.jnt_range[j]) if mj_model.jnt_limited[j] else None,
-        )
-        for j in movable
-    )
-    position = control == "position"
-    return RobotSpec(
-        name=name,
-        floating=bool(mj_model.njnt and mj_model.jnt_type[0] == free),
-        bodies=bodies,
-        joints=joints,
-        control=control,
-        actuated=tuple(movable.index(int(j)) for j in mj_model.actuator_trnid[:, 0]),
-        ctrl_range=tuple(_tuple(r) for r in mj_model.actuator_ctrlrange),
-        kp=_tuple(mj_model.actuator_gainprm[:, 0]) if position else (),
-        kd=_tuple(-mj_model.actuator_biasprm[:, 2]) if position else (),
-        effort_limit=_tuple(mj_model.actuator_forcerange[:, 1]),
-        timestep=float(mj_model.opt.timestep),
-        substeps=substeps,
-    )
-
-
-def probes(mj_model: mujoco.MjModel) -> tuple[list[Probe], list[Point]]:
-    """The robot's colliders as spheres, and its marked points.
-
-    Every sphere geom is one probe; a capsule becomes spheres of its radius along its axis, at both
-    ends and at most 0.07 m apart.
-
-    Returns:
-        Probes in geom order, and one point per site, foot centres first, then the others.
-
-    Raises:
-        ValueError: If a collider is neither a sphere nor a capsule.
-    """
-    index = {body: i for i, body in enumerate(_robot_bodies(mj_model))}
-    found: list[Probe] = []
-    for g in range(mj_model.ngeom):
-        body = index.get(int(mj_model.geom_bodyid[g]))
-        if body is None or not (mj_model.geom_contype[g] or mj_model.geom_conaffinity[g]):
-            continue
-        geom = mj_model.geom(g)
-        if geom.type == mujoco.mjtGeom.mjGEOM_SPHERE:
-            offsets = [0.0]
-        elif geom.type == mujoco.mjtGeom.mjGEOM_CAPSULE:
-            half = float(geom.size[1])
-            offsets = np.linspace(-half, half, math.ceil(2.0 * half / _PROBE_SPACING) + 1).tolist()
-        else:
-            kind = mujoco.mjtGeom(int(geom.type[0])).name
-            raise ValueError(f"geom {geom.name!r} is a {kind}: expected a sphere or a capsule")
-        axis = np.zeros(3)
-        mujoco.mju_rotVecQuat(axis, np.array([0.0, 0.0, 1.0]), geom.quat)
-        for n, offset in enumerate(offsets):
-            name = geom.name if len(offsets) == 1 else f"{geom.name}_{n}"
-            found.append(
-                Probe(
-                    name=name,
-                    body=body,
-                    pos=_tuple(geom.pos + offset * axis),
-                    radius=float(geom.size[0]),
-                    friction=float(geom.friction[0]),
-                )
-            )
-    sites = [mj_model.site(s) for s in range(mj_model.nsite)]
-    points = [Point(s.name, index[int(s.bodyid[0])], _tuple(s.pos)) for s in sites if int(s.bodyid[0]) in index]
-    # A foot's site is named like its geom: the centre of a probe.
-    probe_names = {probe.name for probe in found}
-    return found, sorted(points, key=lambda point: point.name not in probe_names)
-
-
-def _is_box(name: str) -> bool:
-    return name.startswith("box") and name[3:].isdecimal()
-
-
-def _robot_bodies(mj_model: mujoco.MjModel) -> list[int]:
-    return [i for i in range(1, mj_model.nbody) if not _is_box(mj_model.body(i).name)]
-
-
-def _refuse_unsupported(mj_model: mujoco.MjModel) -> None:
-    """Name the first element that a RobotSpec would silently lose."""
-    if mj_model.neq:
-        raise ValueError(f"equality constraint {mj_model.eq(0).name!r} cannot be honoured")
-    if mj_model.ntendon:
-        raise ValueError(f"tendon {mj_model.tendon(0).name!r} cannot be honoured")
-    for j in range(mj_model.njnt):
-        kind = mujoco.mjtJoint(int(mj_model.jnt_type[j]))
-        if kind == mujoco.mjtJoint.mjJNT_BALL or (kind == mujoco.mjtJoint.mjJNT_FREE and j > 0):
-            raise ValueError(
-                f"joint {mj_model.joint(j).name!r} is {kind.name}: expected hinge or slide joints "
-                "and at most one free joint, the first"
-            )
-
-
-def _refuse_actuators(mj_model: mujoco.MjModel, control: str) -> None:
-    """Name the first actuator that is not the plain servo or motor a RobotSpec describes."""
-    hinge_or_slide = (mujoco.mjtJoint.mjJNT_HINGE, mujoco.mjtJoint.mjJNT_SLIDE)
-    for a in range(mj_model.nu):
-        name = mj_model.actuator(a).name
-        gain, bias = mj_model.actuator_gainprm[a], mj_model.actuator_biasprm[a]
-        if mj_model.actuator_trntype[a] != mujoco.mjtTrn.mjTRN_JOINT or (
-            mujoco.mjtJoint(int(mj_model.jnt_type[mj_model.actuator_trnid[a, 0]])) not in hinge_or_slide
-        ):
-            raise ValueError(f"actuator {name!r} must drive a hinge or slide joint")
-        if mj_model.actuator_gear[a, 0] != 1.0 or not mj_model.actuator_forcelimited[a]:
-            raise ValueError(f"actuator {name!r} must have gear 1 and a force range")
-        if mj_model.actuator_forcerange[a, 0] != -mj_model.actuator_forcerange[a, 1]:
-            raise ValueError(f"actuator {name!r} must have a force range symmetric about zero")
-        if not mj_model.actuator_ctrllimited[a]:
-            raise ValueError(f"actuator {name!r} must have a control range")
-        if control == "position" and (bias[0] != 0.0 or bias[1] != -gain[0]):
-            raise ValueError(f"actuator {name!r} is not a position servo (bias {bias[:3]})")
-        if control == "effort" and (gain[0] != 1.0 or bias.any()):
-            raise ValueError(f"actuator {name!r} is not a motor with gain 1 (gain {gain[0]})")
-
-
-def _tuple(values: np.ndarray) -> tuple:
-    return tuple(float(v) for v in values)
+    return sum(is_box(mj_model.body(i).name) for i in range(mj_model.nbody))

@@ -1,4 +1,4 @@
-"""What a robot stands on: the plane z = 0 and static boxes, as a value that every engine reads."""
+"""What a robot stands on: a plane (z = 0 by default) and static boxes, as a value that every engine reads."""
 
 from __future__ import annotations
 
@@ -59,18 +59,41 @@ ABSENT = Box(center=(0.0, 0.0, -100.0), half_size=(0.5, 0.5, 0.5))
 
 @dataclass(frozen=True, kw_only=True)
 class Terrain:
-    """The plane z = 0 and static boxes on it; ``Terrain()`` is flat ground.
+    """A plane and static boxes; ``Terrain()`` is the level ground z = 0.
 
     Attributes:
         boxes: Static boxes, world frame.
         floor_friction: Sliding friction coefficient of the plane.
+        floor_normal: Unit normal of the plane towards the free side, world frame.
+        floor_offset: Distance of the plane from the world's origin along the normal [m]: its points
+            p have normal · p = offset.
     """
 
     boxes: tuple[Box, ...] = ()
     floor_friction: float = 0.8
+    floor_normal: tuple[float, float, float] = (0.0, 0.0, 1.0)
+    floor_offset: float = 0.0
 
     def __post_init__(self) -> None:
         _check_friction("floor_friction", self.floor_friction)
+        if len(self.floor_normal) != 3 or not abs(math.hypot(*self.floor_normal) - 1.0) < 1e-5:
+            raise ValueError(f"floor_normal must be three numbers of length 1, got {self.floor_normal}")
+        if not math.isfinite(self.floor_offset):
+            raise ValueError(f"floor_offset must be a finite distance in metres, got {self.floor_offset}")
+
+    @property
+    def is_level(self) -> bool:
+        """Whether the plane is z = 0."""
+        return self.floor_normal == (0.0, 0.0, 1.0) and self.floor_offset == 0.0
+
+    @property
+    def floor_quaternion(self) -> tuple[float, float, float, float]:
+        """The shortest turn of z onto the plane's normal (w, x, y, z)."""
+        x, y, z = self.floor_normal
+        if z < -1.0 + 1e-12:
+            return (0.0, 1.0, 0.0, 0.0)
+        length = math.sqrt((1.0 + z) ** 2 + x * x + y * y)
+        return ((1.0 + z) / length, -y / length, x / length, 0.0)
 
     @classmethod
     def platform(
@@ -133,7 +156,8 @@ def scene(terrains: Terrain | Sequence[Terrain], *, num_boxes: int | None = None
     Returns:
         Float32 tensors: ``box_center`` (N, nb, 3) [m] world frame, ``box_half`` (N, nb, 3) [m],
         ``box_yaw`` (N, nb) [rad], ``friction`` (N, 1 + nb), floor first. Missing boxes lie at
-        z = -100 m.
+        z = -100 m. Where a plane is not z = 0, or there are no boxes (``num_boxes`` 0) and so no
+        tensors of them, also ``plane_normal`` (N, 3), world frame, and ``plane_offset`` (N,) [m].
 
     Raises:
         ValueError: If there is no terrain, or one has more than ``num_boxes`` boxes.
@@ -143,11 +167,16 @@ def scene(terrains: Terrain | Sequence[Terrain], *, num_boxes: int | None = None
         raise ValueError("terrains must hold at least one Terrain, got none")
     count = max(1, *(len(t.boxes) for t in group)) if num_boxes is None else num_boxes
     boxes = [terrain.padded(count) for terrain in group]
-    return {
-        "box_center": torch.tensor([[b.center for b in row] for row in boxes]).float(),
-        "box_half": torch.tensor([[b.half_size for b in row] for row in boxes]).float(),
-        "box_yaw": torch.tensor([[b.yaw for b in row] for row in boxes]).float(),
+    tensors = {
         "friction": torch.tensor(
             [[terrain.floor_friction, *(b.friction for b in row)] for terrain, row in zip(group, boxes, strict=True)]
-        ).float(),
+        ).float()
     }
+    if count:
+        tensors["box_center"] = torch.tensor([[b.center for b in row] for row in boxes]).float()
+        tensors["box_half"] = torch.tensor([[b.half_size for b in row] for row in boxes]).float()
+        tensors["box_yaw"] = torch.tensor([[b.yaw for b in row] for row in boxes]).float()
+    if not count or not all(terrain.is_level for terrain in group):
+        tensors["plane_normal"] = torch.tensor([terrain.floor_normal for terrain in group]).float()
+        tensors["plane_offset"] = torch.tensor([terrain.floor_offset for terrain in group]).float()
+    return tensors

@@ -17,7 +17,7 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from nerd_coupling.robots import Robot, build_model
+from nerd_coupling.robots import Robot, build_model, build_models
 from nerd_coupling.terrain import Terrain
 from nerd_coupling.worlds import check_control, check_state, masked_worlds, spread_terrains
 
@@ -214,8 +214,8 @@ class MjWarpWorlds:
             controls: Controls held over each model step, shape (nworld, T, nu).
 
         Returns:
-            States, shape (nworld, T + 1, nq + nv) float32, the first being ``state``; NaN from
-            the model step on in which a row diverged.
+            States, shape (nworld, T + 1, nq + nv) float32, the first being ``state``; NaN from the model step on in
+            which a row diverged or dropped contacts (see :attr:`overflow`): it is no longer physics.
 
         Raises:
             ValueError: If a shape does not fit.
@@ -225,23 +225,27 @@ class MjWarpWorlds:
         kept = [view.clone() for view in (self.qpos, self.qvel, self._bad, *self._memory)]
         self.set_state(state)
         states = [state.to(self.device, torch.float32)]
-        states += [self.step(controls[:, t]) for t in range(controls.shape[1])]
+        for t in range(controls.shape[1]):
+            states.append(self.step(controls[:, t]).masked_fill_(self.overflow[:, None], torch.nan))
         for view, old in zip((self.qpos, self.qvel, self._bad, *self._memory), kept, strict=True):
             view.copy_(old)
         return torch.stack(states, dim=1)
 
     def _put_model(self) -> Any:
         """The model on the device, with room for one terrain per world if they differ."""
-        rows = dict.fromkeys(_TERRAIN_FIELDS, self.nworld) if len(set(self.terrains)) > 1 else None
+        rows = dict.fromkeys(self._terrain_fields(), self.nworld) if len(set(self.terrains)) > 1 else None
         warp_model = mjw.put_model(self.mj_model, batch_sizes=rows)
         # Overflow is read from ``overflow``, not from the terminal.
         warp_model.opt.warn_overflow = 0
         return warp_model
 
+    def _terrain_fields(self) -> tuple[str, ...]:
+        return (*_TERRAIN_FIELDS, "pair_friction") if self.mj_model.npair else _TERRAIN_FIELDS
+
     def _put_terrains(self, num_boxes: int) -> None:
         """Write every world's own terrain."""
-        models = {t: build_model(self.robot, t, num_boxes=num_boxes) for t in set(self.terrains)}
-        for field in _TERRAIN_FIELDS:
+        models = build_models(self.robot, self.terrains, num_boxes=num_boxes)
+        for field in self._terrain_fields():
             _fill(
                 getattr(self.warp_model, field),
                 [getattr(models[terrain], field) for terrain in self.terrains],

@@ -19,7 +19,7 @@ import torch
 from mujoco.rollout import Rollout
 from torch import Tensor
 
-from nerd_coupling.robots import Robot, build_model
+from nerd_coupling.robots import Robot, build_models
 from nerd_coupling.terrain import Terrain
 
 # Worlds start at this time [s]. MuJoCo restarts a diverged world silently at time zero, and its
@@ -61,7 +61,7 @@ class MujocoWorlds:
         if self.threads < 1:
             raise ValueError(f"threads must be at least 1, got {threads}")
         num_boxes = max(1, *(len(t.boxes) for t in self.terrains))
-        compiled = {t: build_model(robot, t, num_boxes=num_boxes) for t in dict.fromkeys(self.terrains)}
+        compiled = build_models(robot, self.terrains, num_boxes=num_boxes)
         self._models = [compiled[t] for t in self.terrains]
         self._pool = Rollout(nthread=0 if self.threads == 1 else self.threads)
         self._scratch = [mujoco.MjData(self._models[0]) for _ in range(self.threads)]

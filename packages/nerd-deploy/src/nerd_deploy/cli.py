@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +73,8 @@ class Verify:
     """Accept nothing but float32 within the tolerance, even of a model that amplifies rounding."""
     seed: int = 0
     """Seed of starts and controls."""
+    motion: float = 0.05
+    """Half range of the controls: joint targets [rad], or efforts as a share of the largest one."""
     provider: str = "CPUExecutionProvider"
     """Execution provider of onnxruntime."""
 
@@ -85,6 +90,7 @@ class Verify:
             tolerance=self.tolerance,
             strict=self.strict,
             seed=self.seed,
+            motion=self.motion,
             provider=self.provider,
             progress=True,
             **self._starts(),
@@ -119,16 +125,7 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: Command line without the program's name; None for ``sys.argv``.
     """
-    command = tyro.cli(
-        Command,  # type: ignore[arg-type]
-        prog="nerd-deploy",
-        description=(
-            "Example: nerd-deploy export go2-run --out go2.onnx; "
-            "nerd-deploy verify go2-run go2.onnx\n\n"
-            "Neural robot dynamics as ONNX files that are served without torch."
-        ),
-        args=arguments,
-    )
+    command = _parse(arguments)
     try:
         code = command.run()
     except (ValueError, OSError, ImportError) as error:
@@ -139,6 +136,31 @@ def main(arguments: list[str] | None = None) -> None:
         code = INTERRUPTED
     if code:
         raise SystemExit(code)
+
+
+def _parse(arguments: list[str] | None) -> Export | Verify:
+    """The command that a command line asks for; tyro's box about a wrong one becomes one line."""
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            return tyro.cli(
+                Command,  # type: ignore[arg-type]
+                prog="nerd-deploy",
+                description=(
+                    "Example: nerd-deploy export go2-run --out go2.onnx; "
+                    "nerd-deploy verify go2-run go2.onnx\n\n"
+                    "Neural robot dynamics as ONNX files that are served without torch."
+                ),
+                args=arguments,
+            )
+    except SystemExit as end:
+        if end.code == BAD_INPUT:
+            text = re.sub(r"\x1b\[[0-9;]*m", "", box.getvalue())
+            lines = [line.strip("│ ") for line in text.splitlines() if not line.startswith(("╭", "╰"))]
+            said = re.split(r"\n[─-]{4,}\n", "\n".join(lines))
+            first = said[0 if "╭" in text or len(said) == 1 else 1]  # without Unicode the title comes first
+            _say(f"nerd-deploy: error: {' '.join(first.split())}; see nerd-deploy --help")
+        raise
 
 
 def _table(found: dict[str, Any]) -> Table:

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from nerd_core import FlashNerd
 from nerd_core.artifact import load_model
 from nerd_core.model import Block
+from nerd_core.storage import check_writable
 
 from .manifest import (
     FORMAT,
@@ -121,6 +122,8 @@ def load_source(path: str | Path) -> tuple[FlashNerd, dict[str, Any]]:
     """Model and what an exported file says of it, from a model folder or a run folder."""
     path = Path(path)
     model, manifest = load_model(path / "best" if (path / "best").is_dir() else path)
+    if not isinstance(model, FlashNerd):
+        raise ValueError(f"model: {path} is a {manifest['architecture']}, expected a flash-nerd")
     rows = _context_rows(model)
     described = {
         "name": manifest.get("name", model.robot.name),
@@ -159,6 +162,7 @@ def export_onnx(model: str | Path, out: str | Path) -> dict[str, Any]:
     out = Path(out)
     if out.exists():
         raise ValueError(f"out: {out} exists; an artifact is never overwritten")
+    check_writable(out)
     data, manifest = onnx_bytes(*load_source(model))
     _publish(data, out)
     return manifest

@@ -124,6 +124,7 @@ def verify_onnx(
     start: Tensor | None = None,
     scene: Mapping[str, Tensor] | None = None,
     seed: int = 0,
+    motion: float = 0.05,
     provider: str = "CPUExecutionProvider",
     progress: bool = False,
 ) -> dict[str, Any]:
@@ -148,6 +149,7 @@ def verify_onnx(
         scene: Surroundings of each of them, leading size N, or 1 for all; None for a plane and a
             deck.
         seed: Seed of starts and controls.
+        motion: Half range of the controls: joint targets [rad], or efforts as a share of the largest one.
         provider: Execution provider of onnxruntime.
         progress: Show progress on standard error.
 
@@ -165,14 +167,19 @@ def verify_onnx(
         raise ValueError(f"steps is {steps}, expected at least 1")
     if not batches or min(batches) < 1:
         raise ValueError(f"batches is {tuple(batches)}, expected sizes of at least 1")
-    if not tolerance > 0:
+    if not 0 < tolerance < float("inf"):
         raise ValueError(f"tolerance is {tolerance}, expected a positive number")
+    if not 0 < motion < float("inf"):
+        raise ValueError(f"motion is {motion}, expected a positive number")
+    if not 0 <= seed < 2**63 - len(batches):
+        raise ValueError(f"seed is {seed}, expected at least 0 and below 2^63")
     served = OnnxStep(onnx, provider=provider)
     network, described = load_source(model)
     _refuse_strangers(served.manifest, described, onnx)
     exact = copy.deepcopy(network).double()
     scenarios = [
-        draw_scenario(network, batch, steps, seed=seed + i, start=start, scene=scene) for i, batch in enumerate(batches)
+        draw_scenario(network, batch, steps, seed=seed + i, motion=motion, start=start, scene=scene)
+        for i, batch in enumerate(batches)
     ]
     with RunProgress("verify", 2 * len(batches), unit="world-steps", shown=progress) as bar:
         found = []
@@ -194,6 +201,7 @@ def verify_onnx(
         "steps": steps,
         "reset_at": scenarios[0].reset_at,
         "seed": seed,
+        "motion": motion,
         "batches": [
             {"batch": batch, **_pool([one], "recursive").summary(tolerance)}
             for batch, one in zip(batches, found, strict=True)

@@ -4,6 +4,7 @@ import difflib
 import os
 import platform as machine
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
@@ -16,6 +17,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from nerd_core.command import print_json, run_command
+from nerd_coupling.robots import Robot, load_robot
+from nerd_coupling.warp_worlds import MjWarpWorlds
 
 from .dial import DialConfig
 from .dynamics import MjWarpRollout, MujocoRollout, NerdRollout, RolloutModel
@@ -113,7 +116,6 @@ class Climb:
         write_episode(record, frames, out)
 
     def _frames(self, record: EpisodeRecord, console: Console) -> torch.Tensor:
-        from nerd_coupling.robots import load_robot
         from nerd_coupling.terrain import Terrain
 
         from .video import render_episode
@@ -191,20 +193,20 @@ def climb(
     console: Console | None = None,
 ) -> EpisodeRecord:
     """One episode with everything set up for it; prints a line per decision to ``console``."""
-    from nerd_coupling.robots import load_robot
-    from nerd_coupling.warp_worlds import MjWarpWorlds
-
     robot = load_robot("go2")
     task = PlatformTask(robot, height)
     quiet = console or Console(quiet=True)
     if dynamics == "nerd":
         load_climber(model or released_model(), robot.spec)  # a model that does not fit speaks first, alone
     quiet.print(f"Climbing {name} ({height:g} m), planning in {dynamics}. A first run compiles for about a minute.")
-    with quiet.status("preparing the planner's dynamics (compiled once, then kept)"):
-        rollout, manifest = make_dynamics(dynamics, task, config.num_samples, model, threads=threads)
-    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
-    with quiet.status("preparing MuJoCo Warp (kernels are compiled once, then kept)"):
-        plant = MjWarpWorlds(robot, task.terrain, 1)
+    with ThreadPoolExecutor(1) as beside:
+        # On a first run MuJoCo Warp's kernels and the planner's step are compiled, by two compilers: side by side.
+        warming = beside.submit(_warm_plant, robot, task)
+        with quiet.status("preparing the planner's dynamics (compiled once, then kept)"):
+            rollout, manifest = make_dynamics(dynamics, task, config.num_samples, model, threads=threads)
+        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        with quiet.status("preparing MuJoCo Warp (kernels are compiled once, then kept)"):
+            plant = warming.result()
     settings = {
         "robot": robot.name,
         "terrain": name,
@@ -230,6 +232,13 @@ def climb(
         return record
     held_out = manifest.get("metrics", {}).get("held_out_position_error_m")
     return replace(record, summary={**record.summary, "held_out_error": held_out})
+
+
+def _warm_plant(robot: Robot, task: PlatformTask) -> MjWarpWorlds:
+    """The world that executes, its kernels compiled by a first step."""
+    plant = MjWarpWorlds(robot, task.terrain, 1)
+    plant.step(torch.tensor(robot.home_ctrl)[None])
+    return plant
 
 
 def _model_summary(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from nerd_core import FlashNerd, KVCache
+from nerd_core.compiled import can_compile, compile_step, flat_step
 from nerd_coupling.terrain import scene
 from nerd_coupling.warp_worlds import MjWarpWorlds
 from nerd_coupling.worlds import MujocoWorlds
 
-from .compiled import can_compile, compile_step, flat_step
 from .platform import Goal, PlatformTask
 
 __all__ = ["MjWarpRollout", "MujocoRollout", "NerdRollout", "RolloutModel"]
@@ -103,8 +103,8 @@ class MjWarpRollout(_EngineRollout):
 class NerdRollout:
     """The learned model: collider, network, integration and reward of one model step in one function.
 
-    The function is compiled ahead of time where a C++ compiler is present (see ``compiled.py``); otherwise the same
-    function runs eagerly. The history cache is kept at batch 1 and expanded to the samples. Fewer rows than
+    The function is compiled ahead of time where a C++ compiler is present (see ``nerd_core.compiled``); otherwise the
+    same function runs eagerly. The history cache is kept at batch 1 and expanded to the samples. Fewer rows than
     ``num_samples`` are padded: one compiled size serves scoring and prediction.
 
     Args:

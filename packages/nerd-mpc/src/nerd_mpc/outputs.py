@@ -8,7 +8,7 @@ from types import TracebackType
 
 from torch import Tensor
 
-from nerd_core.storage import write_tensors
+from nerd_core.storage import check_writable, write_tensors
 
 from .episode import EpisodeRecord
 
@@ -18,8 +18,8 @@ __all__ = ["OutputFolder", "write_episode"]
 class OutputFolder:
     """A new results folder.
 
-    Refuses an existing one at once, before any work is done and without writing anything. As a context manager it gives
-    a temporary sibling, which takes the folder's name when the block ends well and disappears otherwise.
+    Refuses an existing one, or a place that cannot be written, at once, before any work is done. As a context manager
+    it gives a temporary sibling, which takes the folder's name when the block ends well and disappears otherwise.
 
     Args:
         path: The folder.
@@ -31,9 +31,7 @@ class OutputFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._check()
-        there = next(p for p in path.absolute().parents if p.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK):
-            raise ValueError(f"out: {there} is not a folder that can be written, choose another one")
+        check_writable(path)
         self._partial = path.with_name(f".{path.name}-{os.getpid()}.partial")
 
     def _check(self) -> None:

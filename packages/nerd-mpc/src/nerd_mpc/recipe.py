@@ -24,15 +24,18 @@ from nerd_contact import (
     FixedContactFeatures,
 )
 from nerd_core import FlashNerd, FlashNerdConfig, TrajectoryDataset, load_model, rollout, save_model
+from nerd_core.artifact import Model
+from nerd_core.compiled import can_compile
 from nerd_core.dataset import split
+from nerd_core.storage import check_writable
 from nerd_core.train import TrainConfig, train
 from nerd_coupling.recording import RandomTargets, record
 from nerd_coupling.robots import load_robot
 
-from .compiled import can_compile
 from .dynamics import MujocoRollout, NerdRollout, RolloutModel
 from .platform import GO2_RANGE, PlatformTask, RewardWeights
 from .proposals import PlannerRollouts, PlannerRolloutsConfig
+from .released import load_climber
 
 __all__ = ["RecipeConfig", "encoder_for", "first_stage", "held_out_error", "record_part", "run_recipe"]
 
@@ -115,7 +118,7 @@ def record_part(out: Path, kind: str, *, robot_name: str, shards: int, seed: int
     dynamics: Callable[[PlatformTask], RolloutModel] = lambda task: MujocoRollout(task, threads=1)  # noqa: E731
     label = "mujoco"
     if model is not None:
-        network, manifest = load_model(model, robot=robot.spec)
+        network, manifest = load_climber(model, robot.spec)
         label = f"nerd {manifest['weights_sha256']}"
         rollout = _Retargeted(network)
         dynamics = rollout.on
@@ -174,6 +177,7 @@ def run_recipe(out: str | Path, config: RecipeConfig, *, workers: int | None = N
         raise ValueError(f"parts is {config.parts}, expected at least 1")
     if out.exists() and not (out / "recipe.json").exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"out: {out} exists and is not a recipe's folder, expected a new one")
+    check_writable(out)
     out.mkdir(parents=True, exist_ok=True)
     _agree(out / "recipe.json", config)
     log = _StageLog(out / "stages.jsonl")
@@ -287,7 +291,7 @@ def _publish(out: Path, model_path: Path, parts: list[str], config: RecipeConfig
 
 
 @torch.no_grad()
-def held_out_error(network: FlashNerd, paths: list[Path], seed: int) -> dict[str, float]:
+def held_out_error(network: Model, paths: list[Path], seed: int) -> dict[str, float]:
     """Median base position error [m] after 5, 10 and 20 model steps on held-out trajectories.
 
     Args:

@@ -23,6 +23,8 @@ def load_climber(path: Path, robot: RobotSpec) -> tuple[FlashNerd, dict[str, Any
             its surroundings.
     """
     model, manifest = load_model(path, robot=robot)
+    if not isinstance(model, FlashNerd):
+        raise ValueError(f"model: {path} is a {manifest['architecture']}, expected a flash-nerd")
     if model.context_encoder is None or not hasattr(model.context_encoder, "observe"):
         raise ValueError(f"model: {path} has no context encoder, expected one that sees contacts")
     return model, manifest

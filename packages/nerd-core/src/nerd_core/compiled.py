@@ -1,9 +1,10 @@
-"""Ahead-of-time compilation of a rollout step on the CPU, kept on disk between runs.
+"""Ahead-of-time compilation of a step on the CPU, kept on disk between runs.
 
 torch.compile would compile again in every process; a package of AOTInductor is compiled once per model, batch size and
 machine and then loads in a moment. Nothing here changes what is computed.
 """
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-__all__ = ["FlatStep", "can_compile", "compile_step", "flat_step"]
+__all__ = ["FlatStep", "cache_folder", "can_compile", "compile_step", "flat_step"]
 
 
 def can_compile() -> bool:
@@ -41,7 +42,7 @@ def flat_step(step: nn.Module, example: tuple[Any, ...]) -> FlatStep:
     """``step`` on flat lists of tensors.
 
     Args:
-        step: A module whose forward is a pure function of its inputs and weights.
+        step: A module whose forward depends on its inputs and weights only.
         example: Inputs, nested tuples and dicts of tensors; gives the structure.
     """
     module = _Flat(step, pytree.tree_structure(example))
@@ -52,14 +53,15 @@ def compile_step(step: nn.Module, example: tuple[Any, ...], *, threads: int) -> 
     """A compiled form of :func:`flat_step` for inputs shaped like ``example``.
 
     Args:
-        step: A module whose forward is a pure function of its inputs and weights.
-        example: Inputs, nested tuples and dicts of tensors. Shapes become fixed.
-        threads: OpenMP threads of the generated loops.
+        step: A module whose forward depends on its inputs and weights only; it may overwrite its inputs.
+        example: Inputs, nested tuples and dicts of tensors. Shapes and strides become fixed; where an input is
+            overwritten, no two share memory.
+        threads: OpenMP threads of the generated loops; library products use torch's own number.
     """
     leaves, shape = pytree.tree_flatten(example)
     with torch.no_grad():
         program = torch.export.export(_Flat(step, shape), tuple(leaves), strict=False)
-    path = cache_folder() / f"step-{_fingerprint(program, threads)}.pt2"
+    path = cache_folder() / f"step-{_fingerprint(program, leaves, threads)}.pt2"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         # Built beside its place and renamed: a killed build leaves no half package behind.
@@ -85,16 +87,18 @@ class _Flat(nn.Module):
         return tuple(pytree.tree_leaves(self.step(*pytree.tree_unflatten(leaves, self._shape))))
 
 
-def _fingerprint(program: torch.export.ExportedProgram, threads: int) -> str:
-    """Digest of everything that the compiled code depends on: graph, weights, shapes, torch and processor."""
+def _fingerprint(program: torch.export.ExportedProgram, leaves: list[torch.Tensor], threads: int) -> str:
+    """Digest of everything that the compiled code depends on: graph, weights, layout, torch and processor."""
     digest = hashlib.sha256()
     digest.update(program.graph_module.print_readable(print_output=False).encode())
     tensors = {**program.state_dict, **program.constants}
     for name in sorted(tensors):
         value = tensors[name]
         if isinstance(value, torch.Tensor):
+            value = value.detach().cpu().contiguous()
             digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            digest.update(ctypes.string_at(value.data_ptr(), value.nbytes))
+    digest.update(str([(leaf.dtype, leaf.shape, leaf.stride()) for leaf in leaves]).encode())
     digest.update(f"{threads} threads, frozen".encode())
     digest.update(torch.__version__.encode())
     digest.update(torch.__config__.show().encode())
