@@ -129,31 +129,38 @@ class PrimitiveCollider:
             deepest = gap.argmin(-2, keepdim=True)
             gap, mu = gap.gather(-2, deepest), mu.gather(-2, deepest)
             normal = normal.gather(-3, deepest[..., None].expand(*deepest.shape, 3))
-        if base is not None:
-            normal = (base.transpose(-1, -2)[..., None, None, :, :] * normal[..., None, :]).sum(-1)
-        arm = -normal * radius[:, None]  # from the sphere's centre to its surface
-        point = centre[..., None, :, :] + arm
-        spin = angvel[..., None, :, :].expand_as(arm)
-        velocity = linvel[..., None, :, :] + torch.linalg.cross(spin, arm)
-        return self._rows(point, normal, gap, velocity, mu)
-
-    def _rows(self, point: Tensor, normal: Tensor, gap: Tensor, velocity: Tensor, friction: Tensor) -> ContactSet:
-        surfaces = gap.shape[-2]
-        gap, friction = gap.flatten(-2), friction.expand_as(gap).flatten(-2)
+        gap, mu, normal = gap.flatten(-2), mu.flatten(-2), normal.flatten(-3, -2)  # (..., N), all pairs
         mask = gap < self.margin
-        link = torch.tensor(self._body, device=gap.device).repeat(surfaces).expand(gap.shape)
-        rows = ContactSet(
-            point=point.flatten(-3, -2),
-            normal=normal.flatten(-3, -2),
+        keep, count = self._deepest(gap, mask), mask.sum(-1)
+        probe = keep % len(self.probes)
+        # Only the rows that stay are worth their vectors: most pairs are far apart.
+        gap, mu, mask, normal = gap.gather(-1, keep), mu.gather(-1, keep), mask.gather(-1, keep), _pick(normal, keep)
+        if base is not None:
+            normal = (base.transpose(-1, -2)[..., None, :, :] * normal[..., None, :]).sum(-1)
+        arm = -normal * radius[probe][..., None]  # from the sphere's centre to its surface
+        link = torch.tensor(self._body, device=gap.device)[probe]
+        return ContactSet(
+            point=_pick(centre, probe) + arm,
+            normal=normal,
             gap=gap,
-            velocity=velocity.flatten(-3, -2),
-            friction=friction,
+            velocity=_pick(linvel, probe) + torch.linalg.cross(_pick(angvel, probe), arm),
+            friction=mu,
             link=link,
             kind=torch.full_like(link, Counterpart.STATIC),
             mask=mask,
-            count=mask.sum(-1),
+            count=count,
         )
-        return rows if self.max_rows is None else rows.deepest(self.max_rows)
+
+    def _deepest(self, gap: Tensor, mask: Tensor) -> Tensor:
+        """Indices of the rows that are kept, the deepest first; of all rows in order where there are few."""
+        if self.max_rows is None or gap.shape[-1] <= self.max_rows:
+            return torch.arange(gap.shape[-1], device=gap.device).expand(gap.shape)
+        return torch.where(mask, gap, torch.inf).topk(self.max_rows, -1, largest=False).indices
+
+
+def _pick(vectors: Tensor, rows: Tensor) -> Tensor:
+    """Rows (..., R) of vectors (..., N, 3)."""
+    return vectors.gather(-2, rows[..., None].expand(*rows.shape, 3))
 
 
 def box_distance(offset: Tensor, half: Tensor, yaw: Tensor) -> tuple[Tensor, Tensor]:
