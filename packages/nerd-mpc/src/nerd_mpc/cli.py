@@ -74,6 +74,8 @@ class Climb:
         default = f"climb-{name}-{self.dynamics}-{datetime.now():%Y%m%d-%H%M%S}"
         folder = OutputFolder(self.out or Path("runs") / default)
         console = Console(stderr=True)
+        # A log file has no width; rich would break every line at 80 columns.
+        console.width = console.width if console.is_terminal else 160
         record = climb(
             height,
             dynamics=self.dynamics,
