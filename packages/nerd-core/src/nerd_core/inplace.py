@@ -18,6 +18,8 @@ __all__ = ["InPlaceStep", "PureStep", "RingStep", "in_lag_order"]
 class PureStep(nn.Module):
     """A model's ``step`` with its options bound; the baseline in its folded form, which has fewer products."""
 
+    model: Any  # a module, but of any class that has a step
+
     def __init__(self, model: Any, *, bfloat16: bool, full: bool) -> None:
         super().__init__()
         self.model, self.full = model.folded() if isinstance(model, NerdBaseline) else model, full
