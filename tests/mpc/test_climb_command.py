@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-import os
+import tempfile
 
 import pytest
 import torch
@@ -214,6 +214,9 @@ def test_a_results_folder_that_somebody_else_made_meanwhile_is_kept(elsewhere):
 
 
 def test_a_results_folder_in_a_place_that_cannot_be_written_is_refused(monkeypatch, elsewhere):
-    monkeypatch.setattr(os, "access", lambda path, mode: path != elsewhere)
-    with pytest.raises(ValueError, match="can be written, choose another"):
+    def refuse(prefix, dir):
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    with pytest.raises(ValueError, match=r"cannot be created, .* is not a folder that can be written \(Permission"):
         OutputFolder(elsewhere / "deep" / "out")

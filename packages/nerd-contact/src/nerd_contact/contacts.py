@@ -3,6 +3,7 @@
 from enum import IntEnum
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 __all__ = ["ContactSet", "Counterpart"]
@@ -48,3 +49,22 @@ class ContactSet(NamedTuple):
     def overflow(self) -> Tensor:
         """Rows that were dropped, shape (...,), int64."""
         return self.count - self.mask.sum(-1)
+
+    def deepest(self, rows: int) -> "ContactSet":
+        """The ``rows`` rows of smallest gap; ``count`` keeps the true number."""
+        if self.gap.shape[-1] <= rows:
+            return self
+        depth = torch.where(self.mask, self.gap, torch.inf)
+        keep = depth.topk(rows, -1, largest=False).indices
+        wide = keep[..., None].expand(*keep.shape, 3)
+        return ContactSet(
+            self.point.gather(-2, wide),
+            self.normal.gather(-2, wide),
+            self.gap.gather(-1, keep),
+            self.velocity.gather(-2, wide),
+            self.friction.gather(-1, keep),
+            self.link.gather(-1, keep),
+            self.kind.gather(-1, keep),
+            self.mask.gather(-1, keep),
+            self.count,
+        )
