@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import torch
 import tyro
+from provenance import commit
 
 from nerd_core import FlashNerdConfig, NerdBaselineConfig, TrainConfig, TrajectoryDataset, load_model, train
 from nerd_core.bench import identity
@@ -90,6 +91,7 @@ class Claim:
             say(json.dumps({m.name: [m.ratio[h - 1] for h in result.horizons] for m in result.models}))
         document = {
             "command": "benchmarks/accuracy.py",
+            "commit": commit(),
             "settings": {k: v if isinstance(v, int | float | str | dict) else str(v) for k, v in asdict(self).items()},
             "targets": TARGETS,
             "machine": identity(torch.device("cpu")),

@@ -10,13 +10,13 @@ that document's summary.
 """
 
 import json
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import tyro
+from provenance import commit
 from rich.console import Console
 
 from nerd_core.command import print_json, speaking_plainly
@@ -118,16 +118,6 @@ def table(episodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def median(values: list[float]) -> float | None:
     """Middle value, or None of nothing."""
     return round(float(torch.tensor(values).median()), 5) if values else None
-
-
-def commit() -> str | None:
-    """The checkout's commit, marked when files differ from it."""
-    try:
-        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
 
 
 if __name__ == "__main__":

@@ -10,12 +10,12 @@ output is the summary.
 """
 
 import json
-import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+from provenance import commit
 from rich.console import Console
 
 from nerd_core import FlashNerd, FlashNerdConfig, NerdBaseline, NerdBaselineConfig
@@ -75,16 +75,6 @@ class Claim:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(whole, indent=1) + "\n")
         print_json({"results": str(path), "targets": TARGETS, "summary": summary})
-
-
-def commit() -> str | None:
-    """The checkout's commit, marked when files differ from it."""
-    try:
-        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch import Tensor
 from nerd_core import RobotSpec
 from nerd_core.rotation import quat_to_matrix
 
-from .contacts import ContactSet, Counterpart
+from .contacts import ContactSet, Counterpart, deepest
 from .kinematics import Kinematics
 
 __all__ = ["PrimitiveCollider", "Probe", "box_distance"]
@@ -131,7 +131,7 @@ class PrimitiveCollider:
             normal = normal.gather(-3, deepest[..., None].expand(*deepest.shape, 3))
         gap, mu, normal = gap.flatten(-2), mu.flatten(-2), normal.flatten(-3, -2)  # (..., N), all pairs
         mask = gap < self.margin
-        keep, count = self._deepest(gap, mask), mask.sum(-1)
+        keep, count = self._kept(gap, mask), mask.sum(-1)
         probe = keep % len(self.probes)
         # Only the rows that stay are worth their vectors: most pairs are far apart.
         gap, mu, mask, normal = gap.gather(-1, keep), mu.gather(-1, keep), mask.gather(-1, keep), _pick(normal, keep)
@@ -151,11 +151,11 @@ class PrimitiveCollider:
             count=count,
         )
 
-    def _deepest(self, gap: Tensor, mask: Tensor) -> Tensor:
+    def _kept(self, gap: Tensor, mask: Tensor) -> Tensor:
         """Indices of the rows that are kept, the deepest first; of all rows in order where there are few."""
         if self.max_rows is None or gap.shape[-1] <= self.max_rows:
             return torch.arange(gap.shape[-1], device=gap.device).expand(gap.shape)
-        return torch.where(mask, gap, torch.inf).topk(self.max_rows, -1, largest=False).indices
+        return deepest(gap, mask, self.max_rows)
 
 
 def _pick(vectors: Tensor, rows: Tensor) -> Tensor:

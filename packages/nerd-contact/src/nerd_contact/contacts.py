@@ -54,8 +54,7 @@ class ContactSet(NamedTuple):
         """The ``rows`` rows of smallest gap; ``count`` keeps the true number."""
         if self.gap.shape[-1] <= rows:
             return self
-        depth = torch.where(self.mask, self.gap, torch.inf)
-        keep = depth.topk(rows, -1, largest=False).indices
+        keep = deepest(self.gap, self.mask, rows)
         wide = keep[..., None].expand(*keep.shape, 3)
         return ContactSet(
             self.point.gather(-2, wide),
@@ -68,3 +67,8 @@ class ContactSet(NamedTuple):
             self.mask.gather(-1, keep),
             self.count,
         )
+
+
+def deepest(gap: Tensor, mask: Tensor, rows: int) -> Tensor:
+    """Indices, shape (..., rows), of the rows of smallest gap (..., K) among those that exist."""
+    return torch.where(mask, gap, torch.inf).topk(rows, -1, largest=False).indices

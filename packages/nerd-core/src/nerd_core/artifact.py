@@ -44,6 +44,7 @@ FORMAT_VERSION = 1
 ARCHITECTURES: dict[str, type[ModelConfig]] = {"flash-nerd": FlashNerdConfig, "nerd-baseline": NerdBaselineConfig}
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
+BEST = "best"
 CONTEXT_GROUP = "nerd_core.context"
 META_KEYS = ("name", "datasets", "training", "metrics")
 
@@ -118,7 +119,7 @@ def load_model(path: str | Path, *, robot: RobotSpec | None = None) -> tuple[Mod
     """Read a model folder back.
 
     Args:
-        path: The folder.
+        path: The folder, or a run folder, whose best model is taken.
         robot: If given, the model must have been made for exactly this robot.
 
     Returns:
@@ -129,6 +130,7 @@ def load_model(path: str | Path, *, robot: RobotSpec | None = None) -> tuple[Mod
             listed), unknown settings, or a context encoder whose package is not installed.
     """
     path = Path(path)
+    path = path / BEST if (path / BEST).is_dir() else path
     with readable(path / MANIFEST):
         return _load(path, robot)
 

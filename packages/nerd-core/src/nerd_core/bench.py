@@ -11,14 +11,12 @@ repeat, and their ratio is taken pair by pair, so that a machine whose speed dri
 from __future__ import annotations
 
 import math
-import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -27,7 +25,7 @@ from torch import Tensor
 
 from .baseline import NerdBaseline
 from .command import say
-from .device import threads
+from .device import cores, processor, threads
 from .robot import RobotSpec
 from .rollout import prefill
 from .roofline import Machine, cache_bytes, measure_machine, measured_cache_bytes, step_cost, synchronize
@@ -239,15 +237,10 @@ def one_step_error(model: Any, precision: str, *, rows: int = 256) -> float:
     return float(((rough - exact) / model.target_stats.std).square().mean().sqrt())
 
 
-def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def identity(device: torch.device) -> dict[str, Any]:
     """Machine and versions, for results."""
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "architecture": platform.machine(),
         "cores": cores(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
@@ -256,14 +249,6 @@ def identity(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "nerd-core": metadata.version("nerd-core"),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), "unknown")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from .artifact import ModelConfig, load_context_encoder, load_model
 from .baseline import NerdBaselineConfig
 from .cartpole import collect_cartpole
 from .cli_bench import Bench
-from .cli_inspect import Compare, Inspect
+from .cli_inspect import AFFINE_TRAJECTORIES, Compare, Inspect, Rollouts
 from .command import print_json, run_command, say
 from .dataset import TrajectoryDataset, split
 from .device import select_device
@@ -29,8 +29,6 @@ from .storage import read_json
 from .train import TrainConfig, train
 
 __all__ = ["main"]
-
-AFFINE_TRAJECTORIES = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +149,7 @@ class Train:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eval:
+class Eval(Rollouts):
     """Rollout error of a model on a dataset, beside the zero-increment and affine baselines.
 
     A dataset that the model was trained on is cut to its held-out trajectories. The last line on
@@ -164,28 +162,12 @@ class Eval:
     """Run folder or model folder."""
     dataset: tyro.conf.Positional[Path]
     """Dataset folder."""
-    horizons: tuple[int, ...] = (1, 15, 100, 200)
-    """Steps H; those beyond the trajectories are left out."""
-    start: int = 0
-    """Frame that rollouts start from."""
-    history: int = 0
-    """True frames before the start that the model has seen."""
-    max_trajectories: int = 4096
-    """Trajectories to evaluate, at most."""
-    seed: int = 0
-    """Seed of the bootstrap."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
 
     def run(self) -> None:
         """Evaluate, print the table, then the JSON document."""
-        if self.max_trajectories < 1:
-            raise ValueError(f"--max-trajectories is {self.max_trajectories}, expected at least 1")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"--seed is {self.seed}, expected at least 0 and below 2^63")
-        path = self.model / "best" if (self.model / "best").is_dir() else self.model
+        self.check()
         dataset = TrajectoryDataset.open(self.dataset)
-        model, manifest = load_model(path, robot=dataset.robot)
+        model, manifest = load_model(self.model, robot=dataset.robot)
         device = select_device(self.device)
         everything = dataset.load()
         count = dataset.num_trajectories

@@ -88,7 +88,7 @@ def speed_table(rows: Sequence[Measurement], contenders: Sequence[Contender]) ->
 
 
 def _load(path: Path) -> Any:
-    model, _ = load_model(path / "best" if (path / "best").is_dir() else path)
+    model, _ = load_model(path)
     if model.context_encoder is not None:
         raise ValueError(
             f"{path}: reads its surroundings ({model.context_encoder.kind}), expected a model without; "

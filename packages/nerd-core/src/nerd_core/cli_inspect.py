@@ -16,14 +16,14 @@ from .artifact import load_model
 from .command import print_json, say
 from .comparison import Comparison, compare, held_out_rows
 from .coverage import DatasetReport, coverage
-from .dataset import TrajectoryDataset
+from .dataset import TrajectoryDataset, check_seed
 from .device import select_device
 from .evaluate import affine_baseline
 from .figures import check_plot, comparison_figure, coverage_figure, save_figure, training_figure
 from .inspection import RunReport, inspect, kind_of
 from .tables import comparison_table, dataset_tables, model_tables, run_tables
 
-__all__ = ["Compare", "Inspect"]
+__all__ = ["Compare", "Inspect", "Rollouts"]
 
 AFFINE_TRAJECTORIES = 2000
 
@@ -61,7 +61,31 @@ class Inspect:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compare:
+class Rollouts:
+    """Which rollouts are judged; what ``eval`` and ``compare`` share."""
+
+    horizons: tuple[int, ...] = (1, 15, 100, 200)
+    """Steps H; those beyond the trajectories are left out."""
+    start: int = 0
+    """Frame that rollouts start from."""
+    history: int = 0
+    """True frames before the start that the model has seen."""
+    max_trajectories: int = 4096
+    """Trajectories to evaluate, at most."""
+    seed: int = 0
+    """Seed of the bootstrap."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+
+    def check(self) -> None:
+        """Refuse what no evaluation could use, before anything is loaded."""
+        if self.max_trajectories < 1:
+            raise ValueError(f"--max-trajectories is {self.max_trajectories}, expected at least 1")
+        check_seed(self.seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(Rollouts):
     """Rollout error of several models on the same held-out trajectories, with paired ratios to the first.
 
     Only trajectories that none of the models was trained on are used. The last line on standard
@@ -76,33 +100,17 @@ class Compare:
     """Dataset folder."""
     plot: Path | None = None
     """Figure of E_H over H to write (.png, .svg or .pdf)."""
-    horizons: tuple[int, ...] = (1, 15, 100, 200)
-    """Steps H; those beyond the trajectories are left out."""
-    start: int = 0
-    """Frame that rollouts start from."""
-    history: int = 0
-    """True frames before the start that the models have seen."""
-    max_trajectories: int = 4096
-    """Trajectories to evaluate, at most."""
-    seed: int = 0
-    """Seed of the bootstrap."""
-    device: str = "auto"
-    """auto, cpu or cuda."""
 
     def run(self) -> None:
         """Compare, print the table, then the JSON document."""
-        if self.max_trajectories < 1:
-            raise ValueError(f"--max-trajectories is {self.max_trajectories}, expected at least 1")
+        self.check()
         if not self.models:
             raise ValueError("models: got none, expected at least one run or model folder")
         if self.plot is not None:
             check_plot(self.plot)
         names = _labels(self.models)
         dataset, device = TrajectoryDataset.open(self.dataset), select_device(self.device)
-        loaded = {
-            name: load_model(path / "best" if (path / "best").is_dir() else path, robot=dataset.robot)
-            for name, path in zip(names, self.models, strict=True)
-        }
+        loaded = {name: load_model(path, robot=dataset.robot) for name, path in zip(names, self.models, strict=True)}
         manifests = {name: manifest for name, (_, manifest) in loaded.items()}
         rows, known, knowing = held_out_rows(dataset, manifests)
         everything = dataset.load()

@@ -87,8 +87,7 @@ class TrajectoryWriter:
     ) -> None:
         self.path = Path(path)
         self.robot = robot
-        if not 0 <= seed < 2**63:
-            raise ValueError(f"seed is {seed}, expected at least 0 and below 2^63")
+        check_seed(seed)
         self._pending_rejections: dict[str, int] = {}
         self._closed = False
         described = as_json(
@@ -389,6 +388,12 @@ def split(count: int, val_fraction: float, seed: int) -> tuple[Tensor, Tensor]:
 
 def _add_counts(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
     return {key: first.get(key, 0) + second.get(key, 0) for key in sorted({*first, *second})}
+
+
+def check_seed(seed: int) -> None:
+    """Refuse a seed that torch's generators would not take."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed is {seed}, expected at least 0 and below 2^63")
 
 
 def _is_unused(path: Path) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
-__all__ = ["select_device", "threads", "uses_bfloat16"]
+__all__ = ["cores", "processor", "select_device", "threads", "uses_bfloat16"]
 
 
 def select_device(name: str) -> torch.device:
@@ -36,7 +38,8 @@ def uses_bfloat16(precision: str, device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported()
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # private, so asked for softly
-    return any(getattr(torch.cpu, name, bool)() for name in names)
+    able = getattr(torch.cpu, "get_capabilities", dict)()  # newer, and knows Arm's bf16
+    return any(getattr(torch.cpu, name, bool)() for name in names) or bool(able.get("bf16"))
 
 
 @contextlib.contextmanager
@@ -48,3 +51,17 @@ def threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), "unknown")

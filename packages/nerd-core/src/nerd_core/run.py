@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .artifact import Model, save_model
+from .artifact import BEST, Model, save_model
 from .distributed import Group
 from .storage import read_tensors, readable, recover_directory, write_tensors
 
@@ -21,7 +21,6 @@ __all__ = ["TrainingRun"]
 
 METRICS = "metrics.jsonl"
 CHECKPOINT = "last/checkpoint.safetensors"
-BEST = "best"
 CHECKPOINT_VERSION = 2
 """Version 1 had no ``format_version`` and did not keep the losses since the last evaluation."""
 MAX_SKIPPED = 20

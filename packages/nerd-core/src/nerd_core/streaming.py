@@ -21,7 +21,7 @@ from .inplace import InPlaceStep, PureStep, RingStep, in_lag_order
 from .model import FlashNerd, KVCache
 from .roofline import live_bytes, step_cost
 
-__all__ = ["CompiledStep", "EagerStep", "GraphedStep", "compile_streaming", "pays_bfloat16"]
+__all__ = ["CompiledStep", "EagerStep", "GraphedStep", "compile_streaming"]
 
 LIVE_BYTES = 2**20
 """Activations of a chunk of rows that one thread may keep alive: they should not leave its caches."""
@@ -72,7 +72,7 @@ def compile_streaming(
         raise ValueError("context is None, expected an example for this model's context encoder")
     model.eval().requires_grad_(False)
     device = next(model.parameters()).device
-    bfloat16 = pays_bfloat16(device) if precision == "auto" else precision == "bfloat16"
+    bfloat16 = uses_bfloat16(precision, device)
     if form == "eager":
         return EagerStep(model, bfloat16=bfloat16, full=full)
     if device.type == "cuda":
@@ -80,12 +80,6 @@ def compile_streaming(
     threads = threads or _worthwhile_threads(model, batch)
     chunk = chunk or _chunk_rows(model, batch, threads)
     return CompiledStep(model, batch, threads=threads, chunk=chunk, bfloat16=bfloat16, context=context, full=full)
-
-
-def pays_bfloat16(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 natively: a recent GPU, AVX512-BF16, AMX, or Arm's bf16."""
-    able = getattr(torch.cpu, "get_capabilities", dict)() if device.type == "cpu" else {}
-    return uses_bfloat16("auto", device) or any(able.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 class EagerStep:

@@ -110,8 +110,7 @@ class Verify:
         from nerd_core import TrajectoryDataset
         from nerd_core.artifact import load_model
 
-        path = self.model / "best" if (self.model / "best").is_dir() else self.model
-        robot = load_model(path)[0].robot
+        robot = load_model(self.model)[0].robot
         shard = TrajectoryDataset.open(self.data, robot=robot).load_shard(0)
         return {"start": shard.states[:, 0], "scene": shard.scenes or None}
 

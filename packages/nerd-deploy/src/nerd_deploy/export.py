@@ -121,7 +121,7 @@ def _attend(
 def load_source(path: str | Path) -> tuple[FlashNerd, dict[str, Any]]:
     """Model and what an exported file says of it, from a model folder or a run folder."""
     path = Path(path)
-    model, manifest = load_model(path / "best" if (path / "best").is_dir() else path)
+    model, manifest = load_model(path)
     if not isinstance(model, FlashNerd):
         raise ValueError(f"model: {path} is a {manifest['architecture']}, expected a flash-nerd")
     rows = _context_rows(model)

@@ -1,7 +1,6 @@
 """The ``nerd-mpc`` command: climb, and the recipe of the released model."""
 
 import difflib
-import os
 import platform as machine
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from nerd_core.command import print_json, run_command
+from nerd_core.dataset import check_seed
+from nerd_core.device import cores, processor
 from nerd_coupling.robots import Robot, load_robot
 from nerd_coupling.warp_worlds import MjWarpWorlds
 
@@ -104,8 +105,7 @@ class Climb:
         for name, least in (("samples", 2), ("horizon", 5), ("iterations", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"--{name} is {getattr(self, name)}, expected at least {least}")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"--seed is {self.seed}, expected at least 0 and below 2^63")
+        check_seed(self.seed)
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"--threads is {self.threads}, expected at least 1")
 
@@ -204,9 +204,11 @@ def climb(
     with ThreadPoolExecutor(1) as beside:
         # On a first run MuJoCo Warp's kernels and the planner's step are compiled, by two compilers: side by side.
         warming = beside.submit(_warm_plant, robot, task)
+        if dynamics != "nerd":
+            warming.result()  # planner and plant would compile the same kernels at the same time
         with quiet.status("preparing the planner's dynamics (compiled once, then kept)"):
             rollout, manifest = make_dynamics(dynamics, task, config.num_samples, model, threads=threads)
-        torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(threads or cores())
         with quiet.status("preparing MuJoCo Warp (kernels are compiled once, then kept)"):
             plant = warming.result()
     settings = {
@@ -261,22 +263,14 @@ def identity() -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "versions": {p: metadata.version(p) for p in (*packages, *engines)},
         "machine": {
-            "processor": _processor(),
+            "processor": processor(),
             "architecture": machine.machine(),
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": cores(),
             "torch_threads": torch.get_num_threads(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "python": machine.python_version(),
         },
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return machine.processor()
-    return next((x.split(":", 1)[1].strip() for x in lines if x.startswith("model name")), "unknown")
 
 
 Command = Annotated[Climb, tyro.conf.subcommand("climb")] | Annotated[Recipe, tyro.conf.subcommand("recipe")]

@@ -22,7 +22,6 @@ def load_climber(path: Path, robot: RobotSpec) -> tuple[FlashNerd, dict[str, Any
         ValueError: No model there, a damaged one, one of another robot, gains or time step, or one that cannot see
             its surroundings.
     """
-    path = path / "best" if (path / "best").is_dir() else path  # a run folder, as other commands take it
     model, manifest = load_model(path, robot=robot)
     if not isinstance(model, FlashNerd):
         raise ValueError(f"model: {path} is a {manifest['architecture']}, expected a flash-nerd")
