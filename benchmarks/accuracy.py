@@ -1,40 +1,78 @@
-"""E_H of FlashNerd over the optimized NeRD on CartPole: equal data and updates, and equal training time.
+"""E_H of FlashNerd over the optimized NeRD: equal data and updates; on CartPole equal training time, too.
 
-Run from the repository's root, alone on the machine:
+Run from the repository's root; one thread, so that two systems can be measured side by side on two cores:
 
-    uv run python benchmarks/accuracy.py --label cartpole-2cores --work runs/accuracy
+    uv run python benchmarks/accuracy.py --system cartpole --label cartpole-2cores --work runs/cartpole
+    uv run python benchmarks/accuracy.py --system franka --label franka-2cores --work runs/franka --updates 800
+    uv run python benchmarks/accuracy.py --system double-pendulum --label pendulum-2cores --work runs/pendulum
 
-Per seed, three models are trained on the same trajectories: NeRD's network; FlashNerd for as many updates, with as many
-frames per update; and FlashNerd for as long as the baseline took, which is many more updates. All are
-judged on the same new trajectories of 200 steps; ratios come with paired bootstrap intervals. Finished trainings are
-kept in --work and not repeated. Writes benchmarks/results/accuracy-<label>.json.
+Per seed, both networks are trained on the same trajectories, with the same codec, optimiser and schedule,
+for as many updates with as many frames each. On CartPole a third model is FlashNerd trained for as long as the
+baseline: its number of updates is the baseline's times the ratio of the costs of an update, measured in turns,
+evaluations left out. CartPole and Franka are judged by E_H on new trajectories under random efforts, the double
+pendulum by its mean joint error over 100 passive steps on each of NeRD's seven grounds. Finished trainings are kept in
+--work and not repeated. Writes benchmarks/results/accuracy-<label>.json.
 """
 
+import dataclasses
 import json
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
 from provenance import commit
+from torch import Tensor, nn
 
-from nerd_core import FlashNerdConfig, NerdBaselineConfig, TrainConfig, TrajectoryDataset, load_model, train
+from nerd_contact import ContactEncoderConfig, ContactSetEncoder
+from nerd_core import FlashNerdConfig, NerdBaselineConfig, TrainConfig, TrajectoryDataset, load_model, rollout, train
+from nerd_core.artifact import Model, ModelConfig, build_model
 from nerd_core.bench import identity
-from nerd_core.cartpole import collect_cartpole
+from nerd_core.cartpole import CartPole, collect_cartpole
 from nerd_core.command import print_json, say, speaking_plainly
 from nerd_core.comparison import compare
-from nerd_core.evaluate import affine_baseline
+from nerd_core.dataset import Trajectories, split
+from nerd_core.device import select_device, uses_bfloat16
+from nerd_core.distributed import Group
+from nerd_core.evaluate import affine_baseline, state_error
+from nerd_core.losses import RecursiveLoss, TeacherLoss
+from nerd_core.windows import TrajectoryPool, WindowSampler, seeded_generator
+from nerd_coupling import load_robot
+from nerd_coupling.grounds import nerd_grounds
+from nerd_coupling.random_efforts import RandomEfforts
+from nerd_coupling.recording import record
 
-TARGETS = {"equal updates": (0.75, 0.36, 0.38, 0.57), "equal time": (0.5, 0.5, 0.5, 0.5)}
 HORIZONS = (1, 15, 100, 200)
+RECURSIVE_HORIZON = 12
+BASELINE, UPDATES, TIME = "optimized NeRD", "equal updates", "equal time"
+TARGETS: dict[str, Any] = {
+    "cartpole": {UPDATES: (0.75, 0.36, 0.38, 0.57), TIME: (0.5, 0.5, 0.5, 0.5)},
+    "franka": {UPDATES: (1.0, 0.89, 0.80, 0.90)},
+    "double-pendulum": {UPDATES: "no worse on at least 6 of 7 grounds"},
+}
+BASELINES = {  # sizes of NeRD's released models
+    "cartpole": NerdBaselineConfig(),
+    "franka": NerdBaselineConfig(width=384),
+    "double-pendulum": NerdBaselineConfig(block=16),
+}
+PUBLISHED = {
+    "E_H of optimized NeRD, CartPole": (5.89e-5, 4.78e-4, 8.43e-3, 0.106),
+    "E_H of FlashNeRD, CartPole": (4.41e-5, 1.73e-4, 3.23e-3, 0.0599),
+    "passive CartPole, NeRD's 5 M updates [m]": (0.0002, 0.004, 0.033),
+    "passive CartPole, NeRD's 5 M updates [rad]": (0.0004, 0.013, 0.075),
+    "passive CartPole, 100 K updates [m]": (0.0025, 0.0517, 0.2545),
+    "passive CartPole, 100 K updates [rad]": (0.0030, 0.0921, 0.3088),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     """What to train and where to write the figures."""
 
+    system: Literal["cartpole", "franka", "double-pendulum"]
+    """Which robot."""
     label: str
     """Name of the results file."""
     work: Path
@@ -43,18 +81,20 @@ class Claim:
     """Paired seeds of initialisation and sampling."""
     trajectories: int = 10_000
     """Training trajectories of 100 steps."""
-    test_trajectories: int = 2048
-    """New trajectories of 200 steps."""
-    updates: int = 3000
+    test_trajectories: int = 1024
+    """New trajectories, for the double pendulum on each ground."""
+    updates: int = 2000
     """Updates of the baseline, and of ours in the first comparison."""
     batch: int = 128
     """Windows of ten frames per update, for all."""
     lr: float = 1e-3
     """Peak learning rate of both; NeRD's own."""
-    recursive: int = 0
-    """How many of our updates use the recursive loss."""
-    flash: Annotated[FlashNerdConfig, tyro.conf.arg(name="flash")] = field(
-        default_factory=lambda: FlashNerdConfig(width=64, spans=(2, 2), hidden=128, readout_hidden=64)
+    recursive: int = 800
+    """How many of our updates use the recursive loss, over 12 steps, with no more frames than a baseline's update."""
+    precision: str = "auto"
+    """Of the teacher-forced updates of all; auto is bfloat16 where the processor multiplies it."""
+    flash: Annotated[FlashNerdConfig, tyro.conf.arg(name="flash")] = dataclasses.field(
+        default_factory=lambda: FlashNerdConfig(width=96, spans=(3, 3), hidden=192, readout_hidden=96)
     )
     out: Path = Path("benchmarks/results")
 
@@ -63,87 +103,264 @@ class Claim:
         path = self.out / f"accuracy-{self.label}.json"
         if path.exists():
             raise ValueError(f"--label: {path} exists, expected a new name")
-        data = self._data("train", self.trajectories, 100, seed=0)
-        test = self._data("test", self.test_trajectories, 200, seed=1)
+        torch.set_num_threads(1)
+        data = self._training_data()
+        factor = self._cost_ratio(data) if self.system == "cartpole" else None
+        runs = {seed: self._train_all(seed, data, factor) for seed in self.seeds}
+        document: dict[str, Any] = {
+            "command": "benchmarks/accuracy.py",
+            "commit": commit(),
+            "settings": {k: v if isinstance(v, int | float | str | dict) else str(v) for k, v in asdict(self).items()},
+            "targets": TARGETS[self.system],
+            "published": PUBLISHED,
+            "machine": identity(torch.device("cpu")),
+            "threads": 1,
+            "train_digest": data.digest,
+            "cost_of_an_update_baseline_over_ours": factor,
+        }
+        if self.system == "double-pendulum":
+            document |= self._judge_grounds(runs)
+        else:
+            document |= self._judge(runs, data)
+        if self.system == "cartpole":
+            document["passive"] = self._judge_passive(runs)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+        print_json({"results": str(path), "summary": document["summary"]})
+
+    # Data
+
+    def _training_data(self) -> TrajectoryDataset:
+        if self.system == "cartpole":
+            return self._cartpole_data("train", self.trajectories, 100, seed=0)
+        return self._recorded("train", self.trajectories, 100, seed=0)
+
+    def _cartpole_data(self, name: str, trajectories: int, horizon: int, *, seed: int) -> TrajectoryDataset:
+        if _complete(self.work / name):
+            return TrajectoryDataset.open(self.work / name)
+        return collect_cartpole(self.work / name, trajectories=trajectories, horizon=horizon, seed=seed, resume=True)
+
+    def _recorded(self, name: str, trajectories: int, horizon: int, *, seed: int, **settings: Any) -> TrajectoryDataset:
+        if not _complete(self.work / name):
+            robot, rows = load_robot(self.system), min(trajectories, 1000)
+            proposal = RandomEfforts(robot, rows=rows, horizon=horizon, **settings)
+            record(
+                self.work / name,
+                robot,
+                proposal,
+                shards=-(-trajectories // rows),
+                seed=seed,
+                settings=proposal.settings(),
+                threads=1,
+                num_boxes=0,
+                resume=(self.work / name).exists(),
+            )
+        return TrajectoryDataset.open(self.work / name)
+
+    # Training
+
+    def _encoder(self) -> nn.Module | None:
+        """Reads the contacts, the same for either network."""
+        robot = load_robot(self.system)
+        if not robot.probes:
+            return None
+        sizes = ContactEncoderConfig() if robot.margin is None else ContactEncoderConfig(margin=robot.margin)
+        return ContactSetEncoder(sizes, robot.spec, robot.probes)
+
+    def _settings(self, seed: int) -> TrainConfig:
+        return TrainConfig(
+            steps=self.updates,
+            batch_size=self.batch,
+            window=10,
+            lr=self.lr,
+            seed=seed,
+            precision=self.precision,
+            eval_every=max(self.updates // 4, 1),
+            eval_trajectories=128,
+            eval_horizons=(1, 15, 100),
+            checkpoint_every=max(self.updates // 4, 1),
+            recursive_horizon=RECURSIVE_HORIZON,
+            recursive_batch=max(10 * self.batch // (RECURSIVE_HORIZON + self.flash.receptive_field // 2), 1),
+            recursive_lr=self.lr / 2,
+        )
+
+    def _train_all(self, seed: int, data: TrajectoryDataset, factor: float | None) -> dict[str, tuple[Path, float]]:
+        """The best model of each training, and how long it took, evaluations included [s]."""
+        settings = self._settings(seed)
+        ours = replace(settings, steps=self.updates - self.recursive, recursive_steps=self.recursive)
+        found = {
+            BASELINE: self._train(f"nerd-{seed}", data, BASELINES[self.system], settings),
+            UPDATES: self._train(f"equal-updates-{seed}", data, self.flash, ours),
+        }
+        if factor is not None:
+            names = ("steps", "recursive_steps", "eval_every", "checkpoint_every")
+            longer = {name: int(getattr(ours, name) * factor) for name in names}
+            found[TIME] = self._train(f"equal-time-{seed}", data, self.flash, replace(ours, **longer))
+        return found
+
+    def _train(
+        self, name: str, data: TrajectoryDataset, model: ModelConfig, settings: TrainConfig
+    ) -> tuple[Path, float]:
+        out, clock = self.work / name, self.work / name / "seconds.json"
+        if not clock.exists():
+            start, resume = time.monotonic(), (out / "last").exists()
+            train(data, model, settings, out=out, context_encoder=self._encoder(), resume=resume)
+            clock.write_text(json.dumps({"seconds": time.monotonic() - start, "resumed": resume}))
+        return out / "best", json.loads(clock.read_text())["seconds"]
+
+    def _cost_ratio(self, data: TrajectoryDataset) -> float:
+        """Seconds of a baseline's update over seconds of our average one: median of five rounds, taken in turns."""
+        stored = self.work / "cost.json"
+        if stored.exists():
+            return json.loads(stored.read_text())["ratio"]
+        settings, device = self._settings(0), select_device("cpu")
+        pool = TrajectoryPool([data.load()], device)
+        rows, _ = split(data.num_trajectories, settings.val_fraction, 0)
+        theirs, ours = (build_model(config, data.robot) for config in (BASELINES[self.system], self.flash))
+        bfloat16 = uses_bfloat16(self.precision, device)
+        teacher = TeacherLoss(WindowSampler(pool, rows, 10), None, bfloat16=bfloat16, compiled=False, group=Group())
+        length, horizon = ours.config.receptive_field - 1, settings.recursive_horizon
+        recursive = RecursiveLoss(
+            WindowSampler(pool, rows, length + horizon), None, model=ours, horizon=horizon, seed=0
+        )
+        # A recursive batch's history has a random length, so those are averaged over more updates than they need.
+        jobs = (
+            (theirs, teacher, self.batch, 12),
+            (ours, teacher, self.batch, 60),
+            (ours, recursive, settings.recursive_batch, 30),
+        )
+        steppers = {model: torch.optim.AdamW(model.parameters(), fused=True) for model in (theirs, ours)}
+        rounds, share = [], self.recursive / self.updates
+        for number in range(6):  # the first one warms up
+            seconds = []
+            for model, loss_of, batch, updates in jobs:
+                start = time.perf_counter()
+                for update in range(updates):
+                    loss, _ = loss_of(model, batch, seeded_generator(0, "cost", number, update))
+                    steppers[model].zero_grad()
+                    loss.backward()
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    steppers[model].step()
+                seconds.append((time.perf_counter() - start) / updates)
+            rounds.append(seconds)
+        ratios = sorted(base / ((1 - share) * one + share * rec) for base, one, rec in rounds[1:])
+        stored.write_text(json.dumps({"ratio": ratios[2], "ratios": ratios, "seconds_per_update": rounds[1:]}))
+        say(f"an update of the baseline costs {ratios[2]:.2f} of ours ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+        return ratios[2]
+
+    # Judging
+
+    def _judge(self, runs: dict[int, dict[str, tuple[Path, float]]], data: TrajectoryDataset) -> dict[str, Any]:
+        if self.system == "cartpole":
+            test = self._cartpole_data("test", self.test_trajectories, 200, seed=1)
+        else:
+            test = self._recorded("test", self.test_trajectories, 200, seed=1)
         truth = test.load()
         affine = affine_baseline(data.robot, data.load().select(torch.arange(min(2000, data.num_trajectories))))
-        rows = []
-        for seed in self.seeds:
-            found = self._seed(seed, data)
+        rows, common = [], {}
+        for seed, found in runs.items():
             models = {name: load_model(best)[0] for name, (best, _) in found.items()}
             result = compare(models, truth, horizons=HORIZONS, affine=affine)
+            curves = ("at_step", "low", "high", "median", "ratio", "ratio_low", "ratio_high")
             rows.append(
                 {
                     "seed": seed,
                     "models": {
                         m.name: {
                             "parameters": models[m.name].num_parameters,
+                            "updates": _updates(found[m.name][0]),
                             "seconds": round(found[m.name][1], 1),
-                            **{
-                                curve: {h: getattr(m, curve)[h - 1] for h in result.horizons}
-                                for curve in ("at_step", "low", "high", "median", "ratio", "ratio_low", "ratio_high")
-                            },
+                            **{curve: {h: getattr(m, curve)[h - 1] for h in result.horizons} for curve in curves},
                         }
                         for m in result.models
                     },
                 }
             )
-            say(json.dumps({m.name: [m.ratio[h - 1] for h in result.horizons] for m in result.models}))
-        document = {
-            "command": "benchmarks/accuracy.py",
-            "commit": commit(),
-            "settings": {k: v if isinstance(v, int | float | str | dict) else str(v) for k, v in asdict(self).items()},
-            "targets": TARGETS,
-            "machine": identity(torch.device("cpu")),
-            "threads": torch.get_num_threads(),
-            "sigma": result.sigma,
-            "test_digest": test.digest,
-            "train_digest": data.digest,
-            "zero_increment": {h: result.zero_increment[h - 1] for h in result.horizons},
-            "affine": {h: (result.affine or ())[h - 1] for h in result.horizons},
-            "seeds": rows,
-        }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
-        print_json({"results": str(path), "seeds": rows})
+            say(
+                f"seed {seed}: "
+                + json.dumps({m.name: [m.ratio[h - 1] for h in result.horizons] for m in result.models})
+            )
+            common = {
+                "sigma": result.sigma,
+                "test_digest": test.digest,
+                "zero_increment": {h: result.zero_increment[h - 1] for h in result.horizons},
+                "affine": {h: (result.affine or ())[h - 1] for h in result.horizons},
+            }
+        names = [name for name in rows[0]["models"] if name != BASELINE]
+        summary = {name: {h: [row["models"][name]["ratio"][h] for row in rows] for h in HORIZONS} for name in names}
+        return {**common, "summary": {"ratio to optimized NeRD, per seed": summary}, "seeds": rows}
 
-    def _data(self, name: str, trajectories: int, horizon: int, *, seed: int) -> TrajectoryDataset:
-        folder = self.work / name
-        if (folder / "manifest.json").exists() and json.loads((folder / "manifest.json").read_text())["complete"]:
-            return TrajectoryDataset.open(folder)
-        return collect_cartpole(folder, trajectories=trajectories, horizon=horizon, seed=seed, resume=True)
-
-    def _seed(self, seed: int, data: TrajectoryDataset) -> dict[str, tuple[Path, float]]:
-        """The best model of each training, and how long its updates took [s]."""
-        settings = TrainConfig(
-            steps=self.updates,
-            batch_size=self.batch,
-            window=10,
-            lr=self.lr,
-            seed=seed,
-            eval_every=max(self.updates // 6, 1),
-            eval_horizons=(1, 15, 100),
-            checkpoint_every=max(self.updates // 6, 1),
-        )
-        ours = replace(settings, steps=self.updates - self.recursive, recursive_steps=self.recursive)
-        found = {"optimized NeRD": self._train(f"nerd-{seed}", data, NerdBaselineConfig(), settings)}
-        found["equal updates"] = self._train(f"equal-updates-{seed}", data, self.flash, ours)
-        factor = found["optimized NeRD"][1] / found["equal updates"][1]
-        longer = {
-            name: max(int(getattr(ours, name) * factor), 1)
-            for name in ("steps", "eval_every", "checkpoint_every", "warmup")
+    def _judge_grounds(self, runs: dict[int, dict[str, tuple[Path, float]]]) -> dict[str, Any]:
+        """Mean joint error [rad] over 100 passive steps, per ground, of every seed's models."""
+        grounds: dict[str, Any] = {}
+        for ground in nerd_grounds():
+            data = self._recorded(f"test-{ground}", self.test_trajectories, 100, seed=7, passive=True, ground=ground)
+            truth = data.load()
+            errors = {}
+            for seed, found in runs.items():
+                for name, (best, _) in found.items():
+                    model, _ = load_model(best)
+                    joints = _joint_errors(model, truth)
+                    errors.setdefault(name, {})[seed] = [round(float(x), 5) for x in joints]
+            means = {name: sum(map(sum, found.values())) for name, found in errors.items()}
+            grounds[ground] = {
+                "trajectories": len(truth.states),
+                "digest": data.digest,
+                "joint errors [rad] per seed": errors,
+                "ratio": round(means[UPDATES] / means[BASELINE], 4),
+                "ratio per seed": {s: round(sum(errors[UPDATES][s]) / sum(errors[BASELINE][s]), 4) for s in runs},
+            }
+            say(f"{ground}: {grounds[ground]['ratio']}")
+        wins = sum(found["ratio"] <= 1 for found in grounds.values())
+        return {
+            "grounds": grounds,
+            "summary": {"grounds no worse": wins, "ratios": {g: found["ratio"] for g, found in grounds.items()}},
         }
-        longer["recursive_steps"] = int(ours.recursive_steps * factor)
-        found["equal time"] = self._train(f"equal-time-{seed}", data, self.flash, replace(ours, **longer))
+
+    def _judge_passive(self, runs: dict[int, dict[str, tuple[Path, float]]]) -> dict[str, Any]:
+        """Mean absolute error of cart [m] and pole [rad] over 100, 500, 1,000 steps without force."""
+        cartpole, count, steps = CartPole(), min(self.test_trajectories, 512), 1000
+        start = torch.rand(count, 4, dtype=torch.float64, generator=seeded_generator(2, "passive"))
+        states = [(2 * start - 1) * torch.tensor([1.0, torch.pi, 1.0, 1.0])]
+        force = torch.zeros(count, steps, 1, dtype=torch.float64)
+        for t in range(steps):
+            states.append(cartpole.step(states[-1], force[:, t]))
+        truth = Trajectories(torch.stack(states, 1).float(), force.float(), {})
+        found: dict[str, Any] = {"trajectories": count, "horizons": (100, 500, 1000)}
+        for name, (best, _) in runs[self.seeds[0]].items():
+            predicted = _rollout(load_model(best)[0], truth)
+            error = state_error(cartpole.robot(), predicted, truth.states)[:, 1:].abs()
+            finite = error.isfinite().flatten(1).all(1)
+            found[name] = {
+                "cart [m]": [round(float(error[finite, :h, 0].mean()), 5) for h in (100, 500, 1000)],
+                "pole [rad]": [round(float(error[finite, :h, 1].mean()), 5) for h in (100, 500, 1000)],
+                "finite": float(finite.double().mean()),
+            }
+        say(json.dumps(found))
         return found
 
-    def _train(self, name: str, data: TrajectoryDataset, model: Any, settings: TrainConfig) -> tuple[Path, float]:
-        clock = self.work / name / "seconds.json"
-        if not clock.exists():
-            start = time.monotonic()
-            train(data, model, settings, out=self.work / name)
-            clock.write_text(json.dumps(time.monotonic() - start))
-        return self.work / name / "best", json.loads(clock.read_text())
+
+def _complete(folder: Path) -> bool:
+    manifest = folder / "manifest.json"
+    return manifest.exists() and bool(json.loads(manifest.read_text())["complete"])
+
+
+def _updates(best: Path) -> int:
+    train_config = json.loads((best.parent / "config.json").read_text())["train"]
+    return train_config["steps"] + train_config["recursive_steps"]
+
+
+@torch.no_grad()
+def _rollout(model: Model, truth: Trajectories) -> Tensor:
+    encoder = model.context_encoder
+    look = None if encoder is None else (lambda state: encoder.observe(state, truth.scenes))
+    return rollout(model, truth.states[:, 0], truth.controls, observe=look)
+
+
+def _joint_errors(model: Model, truth: Trajectories) -> Tensor:
+    """Mean over time and trajectories of each joint's absolute error [rad], shape (nv,)."""
+    error = state_error(model.robot, _rollout(model, truth), truth.states)[:, 1:, : model.robot.nv].abs()
+    return error.mean((0, 1))
 
 
 if __name__ == "__main__":
