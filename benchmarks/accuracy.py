@@ -104,7 +104,7 @@ class Claim:
         if path.exists():
             raise ValueError(f"--label: {path} exists, expected a new name")
         torch.set_num_threads(1)
-        data = self._training_data()
+        data = self.training_data()
         factor = self._cost_ratio(data) if self.system == "cartpole" else None
         runs = {seed: self._train_all(seed, data, factor) for seed in self.seeds}
         document: dict[str, Any] = {
@@ -130,10 +130,17 @@ class Claim:
 
     # Data
 
-    def _training_data(self) -> TrajectoryDataset:
+    def training_data(self) -> TrajectoryDataset:
+        """Trajectories of 100 steps under random efforts."""
         if self.system == "cartpole":
             return self._cartpole_data("train", self.trajectories, 100, seed=0)
         return self._recorded("train", self.trajectories, 100, seed=0)
+
+    def test_data(self) -> TrajectoryDataset:
+        """New trajectories of 200 steps under random efforts."""
+        if self.system == "cartpole":
+            return self._cartpole_data("test", self.test_trajectories, 200, seed=1)
+        return self._recorded("test", self.test_trajectories, 200, seed=1)
 
     def _cartpole_data(self, name: str, trajectories: int, horizon: int, *, seed: int) -> TrajectoryDataset:
         if _complete(self.work / name):
@@ -167,7 +174,8 @@ class Claim:
         sizes = ContactEncoderConfig() if robot.margin is None else ContactEncoderConfig(margin=robot.margin)
         return ContactSetEncoder(sizes, robot.spec, robot.probes)
 
-    def _settings(self, seed: int) -> TrainConfig:
+    def settings(self, seed: int) -> TrainConfig:
+        """Settings that all trainings share."""
         return TrainConfig(
             steps=self.updates,
             batch_size=self.batch,
@@ -186,25 +194,31 @@ class Claim:
 
     def _train_all(self, seed: int, data: TrajectoryDataset, factor: float | None) -> dict[str, tuple[Path, float]]:
         """The best model of each training, and how long it took, evaluations included [s]."""
-        settings = self._settings(seed)
+        settings = self.settings(seed)
         ours = replace(settings, steps=self.updates - self.recursive, recursive_steps=self.recursive)
         found = {
-            BASELINE: self._train(f"nerd-{seed}", data, BASELINES[self.system], settings),
-            UPDATES: self._train(f"equal-updates-{seed}", data, self.flash, ours),
+            BASELINE: self.fit(f"nerd-{seed}", data, BASELINES[self.system], settings),
+            UPDATES: self.fit(f"equal-updates-{seed}", data, self.flash, ours),
         }
         if factor is not None:
             names = ("steps", "recursive_steps", "eval_every", "checkpoint_every")
             longer = {name: int(getattr(ours, name) * factor) for name in names}
-            found[TIME] = self._train(f"equal-time-{seed}", data, self.flash, replace(ours, **longer))
+            found[TIME] = self.fit(f"equal-time-{seed}", data, self.flash, replace(ours, **longer))
         return found
 
-    def _train(
-        self, name: str, data: TrajectoryDataset, model: ModelConfig, settings: TrainConfig
+    def fit(
+        self,
+        name: str,
+        data: TrajectoryDataset,
+        model: ModelConfig,
+        settings: TrainConfig,
+        encoder: nn.Module | None = None,
     ) -> tuple[Path, float]:
+        """The best model of a training that is done or gone on with, and how long it took [s]."""
         out, clock = self.work / name, self.work / name / "seconds.json"
         if not clock.exists():
             start, resume = time.monotonic(), (out / "last").exists()
-            train(data, model, settings, out=out, context_encoder=self._encoder(), resume=resume)
+            train(data, model, settings, out=out, context_encoder=encoder or self._encoder(), resume=resume)
             clock.write_text(json.dumps({"seconds": time.monotonic() - start, "resumed": resume}))
         return out / "best", json.loads(clock.read_text())["seconds"]
 
@@ -213,7 +227,7 @@ class Claim:
         stored = self.work / "cost.json"
         if stored.exists():
             return json.loads(stored.read_text())["ratio"]
-        settings, device = self._settings(0), select_device("cpu")
+        settings, device = self.settings(0), select_device("cpu")
         pool = TrajectoryPool([data.load()], device)
         rows, _ = split(data.num_trajectories, settings.val_fraction, 0)
         theirs, ours = (build_model(config, data.robot) for config in (BASELINES[self.system], self.flash))
@@ -251,10 +265,7 @@ class Claim:
     # Judging
 
     def _judge(self, runs: dict[int, dict[str, tuple[Path, float]]], data: TrajectoryDataset) -> dict[str, Any]:
-        if self.system == "cartpole":
-            test = self._cartpole_data("test", self.test_trajectories, 200, seed=1)
-        else:
-            test = self._recorded("test", self.test_trajectories, 200, seed=1)
+        test = self.test_data()
         truth = test.load()
         affine = affine_baseline(data.robot, data.load().select(torch.arange(min(2000, data.num_trajectories))))
         rows, common = [], {}
@@ -294,21 +305,15 @@ class Claim:
         """Mean joint error [rad] over 100 passive steps, per ground, of every seed's models."""
         grounds: dict[str, Any] = {}
         for ground in nerd_grounds():
-            data = self._recorded(f"test-{ground}", self.test_trajectories, 100, seed=7, passive=True, ground=ground)
-            truth = data.load()
-            errors = {}
-            for seed, found in runs.items():
-                for name, (best, _) in found.items():
-                    model, _ = load_model(best)
-                    joints = _joint_errors(model, truth)
-                    errors.setdefault(name, {})[seed] = [round(float(x), 5) for x in joints]
-            means = {name: sum(map(sum, found.values())) for name, found in errors.items()}
+            errors = {
+                name: self.ground_errors(ground, {seed: found[name][0] for seed, found in runs.items()})
+                for name in (BASELINE, UPDATES)
+            }
+            sums = {n: {s: sum(found) for s, found in each.items()} for n, each in errors.items()}
             grounds[ground] = {
-                "trajectories": len(truth.states),
-                "digest": data.digest,
                 "joint errors [rad] per seed": errors,
-                "ratio": round(means[UPDATES] / means[BASELINE], 4),
-                "ratio per seed": {s: round(sum(errors[UPDATES][s]) / sum(errors[BASELINE][s]), 4) for s in runs},
+                "ratio": round(sum(sums[UPDATES].values()) / sum(sums[BASELINE].values()), 4),
+                "ratio per seed": {s: round(sums[UPDATES][s] / sums[BASELINE][s], 4) for s in runs},
             }
             say(f"{ground}: {grounds[ground]['ratio']}")
         wins = sum(found["ratio"] <= 1 for found in grounds.values())
@@ -316,6 +321,12 @@ class Claim:
             "grounds": grounds,
             "summary": {"grounds no worse": wins, "ratios": {g: found["ratio"] for g, found in grounds.items()}},
         }
+
+    def ground_errors(self, ground: str, runs: dict[int, Path]) -> dict[int, list[float]]:
+        """Mean error of each joint [rad] over 100 passive steps on one ground, by seed."""
+        name = f"test-{ground}"
+        data = self._recorded(name, self.test_trajectories, 100, seed=7, passive=True, ground=ground).load()
+        return {s: [round(float(x), 5) for x in _joint_errors(load_model(best)[0], data)] for s, best in runs.items()}
 
     def _judge_passive(self, runs: dict[int, dict[str, tuple[Path, float]]]) -> dict[str, Any]:
         """Mean absolute error of cart [m] and pole [rad] over 100, 500, 1,000 steps without force."""
