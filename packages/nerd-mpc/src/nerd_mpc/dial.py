@@ -1,6 +1,8 @@
 """DIAL-MPC: refine one nominal plan by sampling around it with annealed noise.
 
-The planner knows no model and no simulator: a callable scores a batch of control sequences.
+The planner knows no model and no simulator: a callable scores a batch of control sequences. MPPI, CEM
+and predictive sampling are the same loop with another config: it says how wide the samples are drawn
+and how their scores become weights.
 """
 
 from __future__ import annotations
@@ -13,24 +15,26 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from nerd_mpc.dial_config import DialConfig, at_least_one, dial_preset, dial_presets
+from nerd_mpc.dial_config import DialConfig, dial_preset, dial_presets
+from nerd_mpc.planner_config import PlannerConfig, at_least_one
+from nerd_mpc.weights import masked_moments, sample_weights, weigh_samples
 
 __all__ = [
     "DialConfig",
     "PlanInfo",
     "PlanState",
+    "PlannerConfig",
     "RolloutDynamics",
     "dial_preset",
     "dial_presets",
     "draw_noise",
+    "first_control",
+    "hold_plan",
     "initial_plan",
     "plan",
     "sample_weights",
     "warm_start",
 ]
-
-# Rewards beyond this size come from a diverged rollout, even where they are still finite.
-_REWARD_LIMIT = 1e30
 
 
 class RolloutDynamics(Protocol):
@@ -54,7 +58,8 @@ class PlanState(NamedTuple):
 
     Attributes:
         knots: Normalised controls in [-1, 1], shape (K, nu), any device. Knot 0 is the control
-            already committed for the coming period.
+            already committed for the coming period. In a Legendre basis these are coefficients,
+            and the committed control is their ``first_control``.
     """
 
     knots: Tensor
@@ -65,7 +70,8 @@ class PlanInfo:
     """What happened during one decision. Tuples have one entry per realised iteration.
 
     Attributes:
-        iterations: Refinements realised; fewer than asked for if the deadline passed.
+        iterations: Refinements realised; fewer than asked for if the deadline passed or the plan
+            had converged.
         best: Best accepted score, NaN where every sample was rejected.
         nominal: Score of the nominal plan before the iteration's update, finite or not.
         score_mean: Mean over accepted samples.
@@ -73,6 +79,8 @@ class PlanInfo:
         effective_samples: 1 / sum of squared weights, between 1 and N.
         rejected: Samples given weight zero because their reward was not finite or over 1e30,
             summed over iterations.
+        best_knots: The best accepted sample of all iterations, scored ``best_score``, shape (K, nu);
+            the plan that was given if there was none.
         weights: Weights of the last iteration, shape (N,), float64; None after no iteration.
         sampled_knots: Samples of the last iteration, shape (N, K, nu), if they were asked for.
     """
@@ -84,6 +92,7 @@ class PlanInfo:
     score_std: tuple[float, ...]
     effective_samples: tuple[float, ...]
     rejected: int
+    best_knots: Tensor
     weights: Tensor | None
     sampled_knots: Tensor | None = None
 
@@ -98,12 +107,25 @@ class PlanInfo:
         return self.nominal[-1] if self.nominal else math.nan
 
 
-def initial_plan(config: DialConfig, nu: int, *, device: torch.device | str = "cpu") -> PlanState:
+def initial_plan(config: PlannerConfig, nu: int, *, device: torch.device | str = "cpu") -> PlanState:
     """The plan that holds every control at the middle of its range, knots of shape (K, nu)."""
     return PlanState(torch.zeros(config.num_knots, nu, device=device))
 
 
-def draw_noise(config: DialConfig, generator: torch.Generator, iterations: int, nu: int) -> Tensor:
+def hold_plan(config: PlannerConfig, control: Tensor) -> PlanState:
+    """The plan that keeps one normalised control, shape (nu,), over the whole horizon."""
+    return PlanState(config.control_spline.hold(control))
+
+
+def first_control(plan_state: PlanState, config: PlannerConfig) -> Tensor:
+    """The committed control, in [-1, 1], shape (nu,): apply it for the coming period.
+
+    It is knot 0 where the basis has knots.
+    """
+    return config.control_spline.first(plan_state.knots).clamp(-1.0, 1.0)
+
+
+def draw_noise(config: PlannerConfig, generator: torch.Generator, iterations: int, nu: int) -> Tensor:
     """Standard normal noise for one decision, shape (iterations, N, K, nu), float32 on the CPU.
 
     Drawn on the CPU so that one seed means one plan on every device. The entries of the last
@@ -118,58 +140,17 @@ def draw_noise(config: DialConfig, generator: torch.Generator, iterations: int, 
     return torch.randn(size, generator=generator)
 
 
-def warm_start(plan_state: PlanState, config: DialConfig, elapsed: float | None = None) -> PlanState:
-    """Shift the plan by exact time, hold its tail, clip to [-1, 1].
+def warm_start(plan_state: PlanState, config: PlannerConfig, elapsed: float | None = None) -> PlanState:
+    """Shift the plan by exact time, hold its tail, clip to the basis' range ([-1, 1] for knots).
 
     Args:
         plan_state: Plan made for a time ``elapsed`` seconds ago.
-        config: Gives the spline.
+        config: Gives the basis.
         elapsed: Time since then [s]; one control period if omitted.
     """
     elapsed = config.dt if elapsed is None else elapsed
-    return PlanState(config.control_spline.shift(plan_state.knots, elapsed).clamp(-1.0, 1.0))
-
-
-def sample_weights(reward: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights of N samples of which the last is the nominal plan.
-
-    ``w = softmax((R - max R) / (std R + eps) / temperature)`` over the accepted samples, where R
-    is the mean reward over time. Adding a constant to every reward, or multiplying all by a
-    positive one, changes nothing but rounding.
-
-    Chosen here: eps is four times the rounding unit of the reward's number format times max |R|,
-    so that it scales with the rewards. Where the scores differ by no more than that, they tell
-    nothing: all weight stays on the nominal plan (or, if that was rejected, is spread evenly over
-    the accepted samples). Where every sample was rejected, the nominal plan keeps all weight too.
-
-    Args:
-        reward: Shape (N, T) or (N,).
-        temperature: In standard deviations of the scores.
-
-    Returns:
-        Weights, scores and accepted (bool), each of shape (N,), the first two in float64.
-    """
-    reward64 = reward.double()
-    if reward64.ndim == 1:
-        reward64 = reward64[:, None]
-    # NaN compares false, so one comparison rejects NaN, infinities and overflow.
-    accepted = (reward64.abs() <= _REWARD_LIMIT).all(dim=1)
-    scores = reward64.mean(dim=1)
-    _, std = _masked_moments(scores, accepted)
-    top = torch.where(accepted, scores, -math.inf).max()
-    bottom = torch.where(accepted, scores, math.inf).min()
-    number_format = reward.dtype if reward.is_floating_point() else torch.float64
-    eps = 4.0 * torch.finfo(number_format).eps * torch.maximum(top.abs(), bottom.abs())
-    tied = top - bottom <= eps
-
-    logits = (scores - top) / (std + eps) / temperature
-    softmax = torch.softmax(torch.where(accepted, logits, -math.inf), dim=0)
-
-    nominal = torch.zeros_like(scores)
-    nominal[-1] = 1.0
-    even = accepted.double() / accepted.sum().clamp(min=1)
-    uninformed = torch.where(accepted[-1] | ~accepted.any(), nominal, even)
-    return torch.where(tied | ~accepted.any(), uninformed, softmax), scores, accepted
+    basis = config.control_spline
+    return PlanState(basis.clip(basis.shift(plan_state.knots, elapsed)))
 
 
 @torch.no_grad()
@@ -177,7 +158,7 @@ def plan(
     plan_state: PlanState,
     rollout: RolloutDynamics,
     *,
-    config: DialConfig,
+    config: PlannerConfig,
     noise: Tensor | torch.Generator,
     iterations: int | None = None,
     deadline: Callable[[], bool] | None = None,
@@ -188,17 +169,23 @@ def plan(
     Each iteration samples ``knots + sigma[i] * noise[i]`` with knot 0 pinned (that control is
     already committed: one control period of latency) and the nominal plan as last sample, clips to
     [-1, 1], evaluates the spline, clips again, scores, and moves the nominal plan to the weighted
-    mean of the sampled knots (see ``sample_weights``). Knot 0 never changes.
+    mean of the sampled knots (see ``nerd_mpc.weights``). Knot 0 never changes; in a Legendre basis
+    the noise is such that the first control does not.
+
+    Refinement ends early at the deadline, or when the plan has converged (``config.min_gain``). Then
+    the best plan so far is returned: the one refined last, unless the plan that it was refined
+    from had already scored worse than an earlier one; then that earlier one. The best single sample
+    is ``PlanInfo.best_knots``.
 
     Args:
         plan_state: Nominal plan, knots (K, nu); its device is where samples are made. Clipped
-            to [-1, 1] first.
+            to the basis' range first.
         rollout: Scores controls of shape (N, T, nu).
-        config: Budget and schedule.
+        config: Budget and planner: ``DialConfig``, ``MppiConfig``, ``CemConfig`` or
+            ``PredictiveSamplingConfig``.
         noise: Standard normal, shape (>= iterations, N, K, nu), or a CPU generator to draw it.
         iterations: Refinements; ``config.iterations`` if omitted.
-        deadline: Asked before every iteration, once its predecessor's results are in; True stops
-            and returns the plan as refined so far.
+        deadline: Asked before every iteration, once its predecessor's results are in; True stops.
         keep_samples: Whether ``PlanInfo.sampled_knots`` is filled.
 
     Returns:
@@ -207,18 +194,21 @@ def plan(
     Raises:
         ValueError: If a shape disagrees with the config, or the knots are not finite.
     """
-    nominal = _checked_knots(plan_state.knots, config)
+    basis = config.control_spline
+    nominal = basis.clip(_checked_knots(plan_state.knots, config))
     n = config.iterations if iterations is None else at_least_one("iterations", iterations)
     if isinstance(noise, torch.Generator):
         noise = draw_noise(config, noise, n, nominal.shape[1])
     expected = (config.num_samples, *nominal.shape)
     if noise.ndim != 4 or noise.shape[0] < n or noise.shape[1:] != expected:
         raise ValueError(f"noise has shape {tuple(noise.shape)}; expected (>={n}, *{expected})")
-    table = config.noise_table(n).to(nominal)
+    table = config.noise_table(n).to(nominal)[:, :, None]  # (n, K, 1)
     noise = noise[:n].to(nominal)
-    spline = config.control_spline
 
+    spread = table[0]
     records: list[Tensor] = []
+    scored: list[Tensor] = []  # the nominal plan of every iteration
+    best = (torch.full((), -math.inf, dtype=torch.float64, device=nominal.device), nominal)
     weights = samples = None
     for i in range(n):
         if deadline is not None:
@@ -227,46 +217,66 @@ def plan(
                 records[-1] = records[-1].cpu()
             if deadline():
                 break
-        samples = _sample(nominal, table[i], noise[i])
-        controls = spline.evaluate(samples).clamp(-1.0, 1.0)  # (N, T, nu)
+        samples = basis.disturb(nominal, spread, noise[i])
+        samples[-1] = nominal + 0.0  # as the others, a zero without its sign
+        controls = basis.evaluate(samples).clamp(-1.0, 1.0)  # (N, T, nu)
         reward = _checked_reward(rollout(controls), controls).to(nominal.device)
-        weights, scores, accepted = sample_weights(reward, config.temperature)
+        weights, scores, accepted = weigh_samples(reward, config.weigh)
+        scored.append(nominal)
         # As a change of the nominal, in float64: knot 0 and an uninformed plan stay bit-equal.
         change = (weights[:, None, None] * (samples.double() - nominal.double())).sum(dim=0)
-        nominal = (nominal.double() + change).to(nominal.dtype).clamp(-1.0, 1.0)
+        nominal = basis.clip((nominal.double() + change).to(nominal.dtype))
+        best = _better(best, samples, scores, accepted)
         records.append(_record(weights, scores, accepted))
-    info = _collect(records, weights, samples if keep_samples else None)
+        if config.min_gain is not None and _converged(records, config.min_gain):
+            break
+        if i + 1 < n:
+            spread = config.next_spread(table[i + 1], samples, weights)
+    if 0 < len(records) < n:
+        nominal = _best_so_far(nominal, scored, records)
+    info = _collect(records, best[1], weights, samples if keep_samples else None)
     return PlanState(nominal), info
 
 
-def _sample(nominal: Tensor, sigma: Tensor, noise: Tensor) -> Tensor:
-    """Samples around the nominal knots, shape (N, K, nu), the last one being the nominal."""
-    step = sigma[:, None] * noise
-    step[:, 0] = 0.0
-    step[-1] = 0.0
-    return (nominal + step).clamp(-1.0, 1.0)
+def _better(best: tuple[Tensor, Tensor], samples: Tensor, scores: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
+    """Score and knots of the best sample seen so far, without waiting for the device."""
+    valid = torch.where(accepted, scores, -math.inf)
+    top = valid.argmax()
+    return torch.maximum(valid[top], best[0]), torch.where(valid[top] > best[0], samples[top], best[1])
 
 
-def _masked_moments(scores: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and population standard deviation over the accepted; NaN without any."""
-    count = accepted.sum()
-    mean = torch.where(accepted, scores, 0.0).sum() / count
-    deviation = torch.where(accepted, scores - mean, 0.0)
-    return mean, (deviation.square().sum() / count).sqrt()
+def _nominal_scores(records: list[Tensor]) -> list[float]:
+    """Scores of the nominal plans, minus infinity where one was rejected."""
+    rows = [record.tolist() for record in records]
+    return [row[1] if row[6] else -math.inf for row in rows]
+
+
+def _converged(records: list[Tensor], min_gain: float) -> bool:
+    if len(records) < 2:
+        return False
+    scores = _nominal_scores(records)
+    # Two rejected plans in a row make it not a number: no gain to judge by, so go on.
+    return scores[-1] - scores[-2] <= min_gain * float(records[0][3])
+
+
+def _best_so_far(refined: Tensor, scored: list[Tensor], records: list[Tensor]) -> Tensor:
+    scores = _nominal_scores(records)
+    first_best = scores.index(max(scores))
+    return refined if scores[-1] == scores[first_best] else scored[first_best]
 
 
 def _record(weights: Tensor, scores: Tensor, accepted: Tensor) -> Tensor:
     """One iteration's numbers for ``PlanInfo`` in one tensor, so that one copy brings them home."""
-    mean, std = _masked_moments(scores, accepted)
+    mean, std = masked_moments(scores, accepted)
     best = torch.where(accepted.any(), torch.where(accepted, scores, -math.inf).max(), math.nan)
     effective = 1.0 / weights.square().sum()
     rejected = (~accepted).sum().double()
-    return torch.stack([best, scores[-1], mean, std, effective, rejected])
+    return torch.stack([best, scores[-1], mean, std, effective, rejected, accepted[-1].double()])
 
 
-def _collect(records: list[Tensor], weights: Tensor | None, samples: Tensor | None) -> PlanInfo:
+def _collect(records: list[Tensor], best_knots: Tensor, weights: Tensor | None, samples: Tensor | None) -> PlanInfo:
     rows = [record.tolist() for record in records]
-    best, nominal, mean, std, effective, rejected = zip(*rows, strict=True) if rows else ((),) * 6
+    best, nominal, mean, std, effective, rejected, _ = zip(*rows, strict=True) if rows else ((),) * 7
     return PlanInfo(
         iterations=len(rows),
         best=best,
@@ -275,17 +285,18 @@ def _collect(records: list[Tensor], weights: Tensor | None, samples: Tensor | No
         score_std=std,
         effective_samples=effective,
         rejected=int(sum(rejected)),
+        best_knots=best_knots,
         weights=weights,
         sampled_knots=samples,
     )
 
 
-def _checked_knots(knots: Tensor, config: DialConfig) -> Tensor:
+def _checked_knots(knots: Tensor, config: PlannerConfig) -> Tensor:
     if knots.ndim != 2 or knots.shape[0] != config.num_knots:
         raise ValueError(f"plan_state.knots has shape {tuple(knots.shape)}; expected ({config.num_knots}, nu)")
     if not bool(torch.isfinite(knots).all()):
         raise ValueError("plan_state.knots holds a NaN or an infinity; expected finite knots")
-    return knots.clamp(-1.0, 1.0)
+    return knots
 
 
 def _checked_reward(reward: Tensor, controls: Tensor) -> Tensor:

@@ -10,13 +10,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nerd_mpc.spline import ControlSpline, SplineKind
+from nerd_mpc.planner_config import PlannerConfig, at_least_one, positive
+from nerd_mpc.weights import softmax_weights
 
 Annealing = Literal["factor", "beta"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class DialConfig:
+class DialConfig(PlannerConfig):
     """Sampling budget and noise schedule of DIAL-MPC.
 
     The standard deviation of knot h (of H + 1 = ``num_knots``) in iteration i (of n) is, for
@@ -30,6 +31,9 @@ class DialConfig:
     Source: DIAL-MPC, arXiv:2409.15610, and its reference code.
     Chosen here: i ascends from 0 in both forms, so the first iteration is the widest.
 
+    The modes of a ``legendre`` basis decay the other way, from mode 0 (the mean) to the last: there
+    ``H - h`` is replaced by ``h``. Chosen here.
+
     Attributes:
         num_samples: N, rollouts per iteration; the last one is the nominal plan itself.
         horizon: T, controls per rollout.
@@ -41,41 +45,22 @@ class DialConfig:
         anneal_iteration: Decay over iterations: a factor in (0, 1], or a beta in (0, inf].
         anneal_horizon: Decay from the last knot to the first: a factor or a beta, as above.
         annealing: Which of the two forms the two numbers above belong to.
-        spline: Kind of the control spline.
+        min_gain: When refinement ends early; see ``PlannerConfig``.
+        spline: Kind of the control basis.
         dt: Control period [s].
 
     Raises:
         ValueError: If a field is outside the ranges above.
     """
 
-    num_samples: int = 256
-    horizon: int = 26
-    num_knots: int = 6
-    iterations: int = 4
-    first_iterations: int = 10
     temperature: float = 0.05
-    noise_scale: float = 1.0
     anneal_iteration: float = 0.5
     anneal_horizon: float = 1.0
     annealing: Annealing = "factor"
-    spline: SplineKind = "quadratic"
-    dt: float = 0.02
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("num_samples", 2),
-            ("horizon", 2),
-            ("num_knots", 2),
-            ("iterations", 1),
-            ("first_iterations", 1),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} is {value!r}; expected an integer >= {least}")
-        for name in ("temperature", "noise_scale"):
-            value = getattr(self, name)
-            if not (value > 0.0 and math.isfinite(value)):
-                raise ValueError(f"{name} is {value}; expected a positive number")
+        super().__post_init__()
+        positive("temperature", self.temperature)
         if self.annealing not in ("factor", "beta"):
             raise ValueError(f"annealing is {self.annealing!r}; expected 'factor' or 'beta'")
         limit = 1.0 if self.annealing == "factor" else math.inf
@@ -83,12 +68,6 @@ class DialConfig:
             value = getattr(self, name)
             if not 0.0 < value <= limit:
                 raise ValueError(f"{name} is {value}; expected (0, {limit}] for annealing={self.annealing!r}")
-        _ = self.control_spline  # its own checks name kind, num_knots and dt
-
-    @property
-    def control_spline(self) -> ControlSpline:
-        """The spline from knots to controls."""
-        return ControlSpline(kind=self.spline, num_knots=self.num_knots, horizon=self.horizon, dt=self.dt)
 
     def noise_table(self, iterations: int | None = None) -> Tensor:
         """Standard deviations ``sigma[i, h]``, shape (iterations, K), float32.
@@ -100,11 +79,17 @@ class DialConfig:
         i = torch.arange(n, dtype=torch.float64)[:, None]
         last = self.num_knots - 1
         ahead = last - torch.arange(self.num_knots, dtype=torch.float64)[None, :]  # H - h
+        if self.spline == "legendre":
+            ahead = last - ahead
         if self.annealing == "factor":
             decay = self.anneal_horizon**ahead * self.anneal_iteration**i
         else:
             decay = torch.exp(-i / (self.anneal_iteration * n) - ahead / (self.anneal_horizon * last))
         return (self.noise_scale * decay).float()
+
+    def weigh(self, standing: Tensor) -> Tensor:
+        """Softmax."""
+        return softmax_weights(standing, self.temperature)
 
     def to_annealing(self, annealing: Annealing, iterations: int | None = None) -> DialConfig:
         """The same noise table in the other form.
@@ -124,13 +109,6 @@ class DialConfig:
             anneal_iteration=convert(self.anneal_iteration, n),
             anneal_horizon=convert(self.anneal_horizon, self.num_knots - 1),
         )
-
-
-def at_least_one(name: str, value: int) -> int:
-    """``value``, or a ValueError that names it."""
-    if value < 1:
-        raise ValueError(f"{name} is {value}; expected an integer >= 1")
-    return value
 
 
 def _factor_to_beta(factor: float, steps: int) -> float:

@@ -26,7 +26,9 @@ class ControlSpline:
     first and last control are therefore the first and last knot, for every kind. With the
     position s of a time counted in knot intervals (s = 0 .. K-1), the interpolants are:
 
-    * ``zero``: the newest knot at or before s (the last knot acts on the last control only).
+    * ``zero``: the newest knot at or before s (the last knot acts on the last control only). A shift
+      by less than a knot interval moves nothing, so a plan that is shifted every period wants
+      one knot per control (K = T).
     * ``linear``: straight lines between knots.
     * ``quadratic``: piecewise parabolas, continuous with their slope, whose breaks lie midway
       between knots at 1.5, 2.5 .. K-2.5; the two outermost midpoints carry no break ("not a
@@ -91,6 +93,33 @@ class ControlSpline:
             ValueError: If ``knots`` does not have K rows.
         """
         return self._apply(None, knots)
+
+    def first(self, knots: Tensor) -> Tensor:
+        """The first control, which is knot 0, shape (..., nu)."""
+        return knots[..., 0, :]
+
+    def hold(self, control: Tensor) -> Tensor:
+        """Knots (K, nu) of the plan that keeps ``control``, shape (nu,)."""
+        return control.repeat(self.num_knots, 1)
+
+    def clip(self, knots: Tensor) -> Tensor:
+        """Knots (..., K, nu) in [-1, 1]."""
+        return knots.clamp(-1.0, 1.0)
+
+    def disturb(self, nominal: Tensor, sigma: Tensor, noise: Tensor) -> Tensor:
+        """Samples around a plan that all keep its knot 0, the first control.
+
+        Args:
+            nominal: Knots in [-1, 1], shape (K, nu).
+            sigma: Standard deviations, shape (K, nu) or (K, 1).
+            noise: Standard normal, shape (N, K, nu).
+
+        Returns:
+            Knots in [-1, 1], shape (N, K, nu).
+        """
+        step = sigma * noise
+        step[:, 0] = 0.0
+        return self.clip(nominal + step)
 
     def shift(self, knots: Tensor, elapsed: float) -> Tensor:
         """Move the plan forward: the spline's values at the knot times plus ``elapsed``.
