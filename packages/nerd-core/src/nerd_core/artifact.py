@@ -45,6 +45,8 @@ ARCHITECTURES: dict[str, type[ModelConfig]] = {"flash-nerd": FlashNerdConfig, "n
 MANIFEST = "manifest.json"
 WEIGHTS = "weights.safetensors"
 BEST = "best"
+ADDED_SETTINGS = {"readout_sharpness": 0.0}
+"""Settings that models from before they existed lack, and what those models have."""
 CONTEXT_GROUP = "nerd_core.context"
 META_KEYS = ("name", "datasets", "training", "metrics")
 
@@ -218,6 +220,8 @@ def _architecture(config: ModelConfig) -> str:
 
 def _config_from_json(path: Path, kind: type[ModelConfig], data: Mapping[str, Any]) -> ModelConfig:
     known = {field.name for field in fields(kind)}
+    added: dict[str, Any] = {key: value for key, value in ADDED_SETTINGS.items() if key in known}
+    data = added | dict(data)
     if data.keys() != known:
         unknown, absent = sorted(data.keys() - known), sorted(known - data.keys())
         raise ValueError(f"{path}: config has unknown keys {unknown} and lacks {absent}")

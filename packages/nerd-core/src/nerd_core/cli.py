@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -17,14 +18,16 @@ from .artifact import ModelConfig, load_context_encoder, load_model
 from .baseline import NerdBaselineConfig
 from .cartpole import collect_cartpole
 from .cli_bench import Bench
+from .cli_import import ImportTrajectories
 from .cli_inspect import AFFINE_TRAJECTORIES, Compare, Inspect, Rollouts
 from .command import print_json, run_command, say
-from .dataset import TrajectoryDataset, split
+from .dataset import TrajectoryDataset
 from .device import select_device
 from .distributed import training_group
 from .evaluate import Evaluation, affine_baseline, evaluate
 from .model import FlashNerdConfig
 from .presets import Architecture, PresetName, preset
+from .run import METRICS
 from .storage import read_json
 from .train import TrainConfig, train
 
@@ -122,7 +125,8 @@ class Train:
             )
             if group.leads:
                 error = read_json(best / "manifest.json", what="model manifest")["metrics"]
-                say(f"{best}: held-out rollout error {error['rollout_error']}")
+                before = "" if self.init_from is None else f", before {_error_before(self.out)}"
+                say(f"{best}: held-out rollout error {error['rollout_error']}{before}")
 
     def _sizes(self) -> ModelConfig:
         """Sizes of the chosen network; those of the other one must not have been touched."""
@@ -174,7 +178,7 @@ class Eval(Rollouts):
         fit, rows, held_out = torch.arange(count), torch.arange(count), False
         if dataset.digest in manifest["datasets"]:
             made = manifest["training"]
-            fit, rows = split(count, made["val_fraction"], made["seed"])
+            fit, rows = dataset.split(made["val_fraction"], made["seed"])
             held_out = True
         truth = everything.select(rows[: self.max_trajectories], device)
         affine = affine_baseline(dataset.robot, everything.select(fit[:AFFINE_TRAJECTORIES]))
@@ -216,6 +220,7 @@ def _commands(train: Train) -> Any:
     """The subcommands, that of training with the given defaults."""
     return (
         Annotated[CollectCartpole, tyro.conf.subcommand("collect-cartpole")]
+        | Annotated[ImportTrajectories, tyro.conf.subcommand("import-trajectories")]
         | Annotated[Train, tyro.conf.subcommand("train", default=train)]
         | Annotated[Eval, tyro.conf.subcommand("eval")]
         | Annotated[Bench, tyro.conf.subcommand("bench")]
@@ -240,6 +245,13 @@ def main(arguments: list[str] | None = None) -> None:
         arguments=arguments,
         hint="interrupted; the same command with --resume goes on",
     )
+
+
+def _error_before(run: Path) -> Any:
+    """Held-out rollout error of the model that a run started from; runs from before it was recorded do not say."""
+    with open(run / METRICS, encoding="utf-8") as file:
+        first = json.loads(file.readline())
+    return first["rollout_error"] if first["step"] == 0 else "not recorded"
 
 
 def _last_value(arguments: list[str], flag: str, known: tuple[str, ...]) -> str | None:

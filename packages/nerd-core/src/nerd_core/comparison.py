@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dataset import Trajectories, TrajectoryDataset, split
+from .dataset import Trajectories, TrajectoryDataset
 from .evaluate import (
     DIVERGED,
     IDLE,
@@ -31,7 +31,7 @@ from .evaluate import (
 from .rollout import StreamingStep
 from .windows import seeded_generator
 
-__all__ = ["Comparison", "ModelErrors", "compare", "held_out_rows"]
+__all__ = ["Comparison", "ModelErrors", "compare", "held_out_rows", "paired_errors"]
 
 Curve = tuple[float | None, ...]
 """One number per step H = 1..max; None where it is not finite."""
@@ -117,7 +117,7 @@ def held_out_rows(
         if not {"val_fraction", "seed"} <= made.keys():
             raise ValueError(f"{name}: trained on this dataset, but its manifest does not tell with which split")
         knowing.append(name)
-        trained, _ = split(count, made["val_fraction"], made["seed"])
+        trained, _ = dataset.split(made["val_fraction"], made["seed"])
         new[trained] = False
     if not bool(new.any()):
         raise ValueError(
@@ -171,11 +171,10 @@ def compare(
 
     looks = observers or {}
     errors = {name: squared(model, looks.get(name)) for name, model in models.items()}
-    draws = _draws(len(trajectories.states), resamples, seed)
     named = list(zip(channel_names(robot), sigma.tolist(), strict=True))
     return Comparison(
         horizons=tuple(chosen),
-        models=tuple(_errors(name, error, errors[first], draws) for name, error in errors.items()),
+        models=paired_errors(errors, seed=seed, resamples=resamples),
         zero_increment=_curve(squared(ZeroIncrement(robot), None).mean(0).sqrt()),
         affine=None if affine is None else _curve(squared(affine, None).mean(0).sqrt()),
         sigma=dict(named),
@@ -183,6 +182,20 @@ def compare(
         num_trajectories=len(trajectories.states),
         start=start,
     )
+
+
+def paired_errors(errors: Mapping[str, Tensor], *, seed: int = 0, resamples: int = 1000) -> tuple[ModelErrors, ...]:
+    """Curves of models whose errors on the same trajectories are known; ratios are to the first.
+
+    Args:
+        errors: Label to squared errors per trajectory and step, shapes (N, H), as
+            :func:`nerd_core.evaluate.squared_error` gives them.
+        seed: Seed of the bootstrap.
+        resamples: Bootstrap resamples over trajectories, the same ones for every model.
+    """
+    reference = next(iter(errors.values()))
+    draws = _draws(len(reference), resamples, seed)
+    return tuple(_errors(name, error, reference, draws) for name, error in errors.items())
 
 
 def _draws(rows: int, resamples: int, seed: int) -> Tensor:

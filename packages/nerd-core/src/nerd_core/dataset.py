@@ -51,6 +51,8 @@ FORMAT = "nerd-dataset"
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 SCENE_PREFIX = "scene."
+ROW_GROUPS = "row_groups"
+"""Key of the manifest's ``extra``: a number per trajectory; those of one number stay on one side of a split."""
 
 
 class TrajectoryWriter:
@@ -335,6 +337,21 @@ class TrajectoryDataset:
         """Names of the static scene tensors, without their prefix."""
         names = self.manifest["shapes"]
         return tuple(n.removeprefix(SCENE_PREFIX) for n in names if n.startswith(SCENE_PREFIX))
+
+    def split(self, val_fraction: float, seed: int) -> tuple[Tensor, Tensor]:
+        """Trajectories for training and held-out ones, as :func:`split` has it; groups of them stay together.
+
+        Raises:
+            ValueError: Nothing would be left to train on, or the manifest's groups do not fit its trajectories.
+        """
+        groups = self.manifest["extra"].get(ROW_GROUPS)
+        if groups is None:
+            return split(self.num_trajectories, val_fraction, seed)
+        if len(groups) != self.num_trajectories:
+            raise ValueError(f"{self.path}: {len(groups)} {ROW_GROUPS}, expected one of each trajectory")
+        names, member = torch.tensor(groups).unique(return_inverse=True)
+        sides = split(len(names), val_fraction, seed)
+        return tuple(torch.isin(member, side).nonzero()[:, 0] for side in sides)  # type: ignore[return-value]
 
     def load_shard(self, index: int) -> Trajectories:
         """Map one shard; its pages are read from disk as they are touched."""

@@ -31,7 +31,7 @@ class TrainingRun:
 
     Args:
         out: Run folder.
-        model: The network being trained.
+        model: The network being trained; parameters that need no gradient stay as they are.
         ema: Decay of the averaged weights.
         weight_decay: AdamW's, on weight matrices only.
         grad_clip: Largest norm of the gradient.
@@ -42,6 +42,7 @@ class TrainingRun:
         optimizer: AdamW, one fused kernel per step.
         step: Updates done.
         best: Least held-out rollout error so far.
+        stale: Evaluations since then.
         note: Words for the progress bar.
     """
 
@@ -57,17 +58,18 @@ class TrainingRun:
     ) -> None:
         self.out, self.model, self._ema, self._grad_clip, self._group = out, model, ema, grad_clip, group
         self.average = copy.deepcopy(model).eval().requires_grad_(False)
-        self._averaged: list[Tensor] = list(self.average.parameters())
-        self._trained: list[Tensor] = list(model.parameters())
-        self.step, self.best, self.note = 0, math.inf, ""
+        trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self._averaged: list[Tensor] = [self.average.get_parameter(name) for name in trained]
+        self._trained: list[Tensor] = [model.get_parameter(name) for name in trained]
+        self.step, self.best, self.stale, self.note = 0, math.inf, 0, ""
         self._losses: list[Tensor] = []
         self._skipped = 0
         groups = [
             {
-                "params": [p for p in model.parameters() if p.ndim >= 2],
+                "params": [p for p in self._trained if p.ndim >= 2],
                 "weight_decay": weight_decay,
             },
-            {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+            {"params": [p for p in self._trained if p.ndim < 2], "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(groups, fused=True)
 
@@ -81,7 +83,7 @@ class TrainingRun:
         """
         loss.backward()
         loss = self._group.average_gradients(self._trained, loss)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._grad_clip)
+        norm = nn.utils.clip_grad_norm_(self._trained, self._grad_clip)
         if bool(norm.isfinite()):
             self._skipped = 0
             if self._group.leads:
@@ -123,9 +125,20 @@ class TrainingRun:
             file.write(json.dumps(found) + "\n")
         error = math.inf if found["rollout_error_mean"] is None else found["rollout_error_mean"]
         self.note = f"held-out rollout error {error:.2e}"
+        self.stale += 1
         if error < self.best:
-            self.best = error
+            self.best, self.stale = error, 0
             save_model(self.out / BEST, self.average, meta, overwrite=True)
+
+    def is_stale(self, patience: int | None) -> bool:
+        """Whether the last ``patience`` evaluations brought no better error; never if None."""
+        return patience is not None and self.stale >= patience
+
+    def share_staleness(self) -> None:
+        """Tell the other processes, which do not evaluate, what the leader's evaluation found."""
+        stale = torch.tensor(self.stale, device=self._trained[0].device)
+        self._group.copy_from_leader([stale])
+        self.stale = int(stale)
 
     def save(self) -> None:
         """Write the checkpoint: one file, replaced in one step."""
@@ -136,6 +149,7 @@ class TrainingRun:
         tensors["format_version"] = torch.tensor(CHECKPOINT_VERSION)
         tensors["step"] = torch.tensor(self.step)
         tensors["best"] = torch.tensor(self.best, dtype=torch.float64)
+        tensors["stale"] = torch.tensor(self.stale)
         tensors["skipped"] = torch.tensor(self._skipped)
         tensors["losses"] = torch.stack(self._losses) if self._losses else torch.empty(0)
         (self.out / CHECKPOINT).parent.mkdir(exist_ok=True)
@@ -174,6 +188,7 @@ class TrainingRun:
                 f"{path}: checkpoint format_version {version}, this nerd-core reads up to {CHECKPOINT_VERSION}"
             )
         self.step, self.best = int(tensors["step"]), float(tensors["best"])
+        self.stale = int(tensors.get("stale", 0))  # absent in runs from before there was a patience
         self._skipped = int(tensors.get("skipped", 0))
         self._losses = list(tensors.get("losses", torch.empty(0)).to(self._trained[0].device).unbind())
         try:
@@ -194,7 +209,7 @@ class TrainingRun:
             return
         for line in path.read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(json.JSONDecodeError):  # a line cut short by the kill
-                if json.loads(line)["step"] <= self.step:
+                if self.step and json.loads(line)["step"] <= self.step:
                     kept.append(line)
         path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
 

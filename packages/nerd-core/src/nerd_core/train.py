@@ -16,20 +16,22 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .artifact import ARCHITECTURES, Model, ModelConfig, build_model, context_json, load_model
+from .artifact import ADDED_SETTINGS, ARCHITECTURES, Model, ModelConfig, build_model, context_json, load_model
 from .baseline import NerdBaselineConfig
-from .dataset import Trajectories, TrajectoryDataset, split
+from .dataset import Trajectories, TrajectoryDataset
 from .device import select_device, threads, uses_bfloat16
 from .distributed import Group, training_group
 from .evaluate import RIDGE, SceneObserver, rollout_error, state_channels
+from .fine_tuning import freeze, refit_normalizers
 from .losses import RecursiveLoss, TeacherLoss, teacher_loss
 from .progress import RunProgress, warn
 from .robot import RobotSpec
@@ -76,6 +78,10 @@ class TrainConfig:
         threads: Threads of torch on the CPU; None leaves them as they are.
         compile: Compile the teacher-forced loss with torch.compile; needs a C++ compiler on the
             CPU. (The recursive loss is not faster compiled: measured.)
+        normalizers: Of a model to start from: ``keep`` its own, or ``refit`` them to the new training data.
+        freeze: Beginnings of the names of parameters that stay as they are, for example ``embed``, ``blocks.0``.
+        patience: Evaluations in a row without a better held-out rollout error after which training ends, in
+            whichever phase; None to go on.
     """
 
     steps: int = 2500
@@ -101,9 +107,13 @@ class TrainConfig:
     device: str = "auto"
     threads: int | None = None
     compile: bool = False
+    normalizers: str = "keep"
+    freeze: tuple[str, ...] = ()
+    patience: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "eval_horizons", tuple(self.eval_horizons))
+        object.__setattr__(self, "freeze", tuple(self.freeze))
         positive = ("batch_size", "window", "eval_every", "eval_trajectories", "checkpoint_every")
         for name in (*positive, "recursive_horizon", "recursive_batch"):
             if getattr(self, name) < 1:
@@ -123,6 +133,8 @@ class TrainConfig:
             "precision": (self.precision in precisions, f"one of {precisions}"),
             "seed": (0 <= self.seed < 2**63, "0 <= seed < 2^63"),
             "threads": (self.threads is None or self.threads > 0, "at least 1, or None"),
+            "normalizers": (self.normalizers in ("keep", "refit"), "'keep' or 'refit'"),
+            "patience": (self.patience is None or self.patience > 0, "at least 1, or None"),
         }
         for name, (good, words) in expected.items():
             if not good:
@@ -151,7 +163,8 @@ def train(
         context_encoder: Reads the surroundings; None for robots that touch nothing.
         observe: Gives the encoder's inputs for states in their scenes; None takes the encoder's own
             ``observe`` method.
-        init_from: Model folder to start from; its normalisers are kept.
+        init_from: Model folder to start from. It is evaluated before the first update, as step 0, so ``best/``
+            never has a greater held-out rollout error than the model that training started from.
         resume: Go on from the last checkpoint. Every setting must be the same.
         progress: Show progress on standard error.
 
@@ -166,6 +179,8 @@ def train(
     if context_encoder is not None and observe is None:
         observe = context_encoder.observe  # type: ignore[assignment]
     _check_window(model_config, config)
+    if config.normalizers == "refit" and init_from is None:
+        raise ValueError("normalizers: got 'refit' and no init_from, expected a model to start from, or 'keep'")
     device = select_device(config.device)
     with training_group(device) as group, threads(config.threads), _seeded(config.seed):
         settings = _settings(datasets, model_config, config, context_encoder, init_from, group)
@@ -177,6 +192,7 @@ def train(
         checks = WindowSampler(pool, held_out, config.window)
         model = build_model(model_config, robot, context_encoder).to(device)
         _initialise(model, sampler, config, init_from, group)
+        freeze(model, config.freeze)
         bfloat16 = uses_bfloat16(config.precision, device)
         teacher = TeacherLoss(sampler, observe, bfloat16=bfloat16, compiled=config.compile, group=group)
         recursive = _recursive_loss(model, pool, training, config, observe, group)
@@ -198,8 +214,14 @@ def train(
         group.check_equal("last/checkpoint.safetensors", run.step)
         total = config.steps + config.recursive_steps
         shown = progress and group.leads
+
+        judge = _Judge(pool, checks, config, observe, datasets)
+        if init_from is not None and run.step == 0 and group.leads:
+            judge(run, "before", 0.0)
+            if shown:
+                sys.stderr.write(f"before the first update: {run.note}\n")
         with RunProgress("train", total, unit="frames", done=run.step, shown=shown) as bar:
-            while run.step < total:
+            while run.step < total and not run.is_stale(config.patience):
                 draw = seeded_generator(config.seed, "windows", run.step)
                 lr = _learning_rate(config, run.step)
                 if recursive is None or run.step < config.steps:
@@ -208,21 +230,40 @@ def train(
                     loss, frames = recursive(model, config.recursive_batch, draw)
                 run.descend(loss, lr)
                 bar.advance(frames, run.note)
-                if not group.leads:
-                    continue
-                if run.step % config.eval_every == 0 or run.step in (config.steps, total):
-                    found = {
-                        "step": run.step,
-                        "phase": "teacher" if run.step <= config.steps else "recursive",
-                        "lr": lr,
-                        "loss": _finite(run.pop_mean_loss()),
-                        **_validate(run.average, pool, checks, config, observe),
-                    }
-                    run.record(found, _metadata(datasets, config, found))
-                if run.step % config.checkpoint_every == 0 or run.step == total:
-                    run.save()
+                _keep(run, config, judge, lr, group)
+        if shown and run.step < total:
+            sys.stderr.write(f"stopped at update {run.step} of {total}: no better error in {run.stale} evaluations\n")
         group.wait()  # for the last files
         return run.finish()
+
+
+def _keep(run: TrainingRun, config: TrainConfig, judge: _Judge, lr: float, group: Group) -> None:
+    """After an update: evaluate and save, if it is time."""
+    total = config.steps + config.recursive_steps
+    if run.step % config.eval_every == 0 or run.step in (config.steps, total):
+        if group.leads:
+            judge(run, "teacher" if run.step <= config.steps else "recursive", lr)
+        if config.patience is not None:
+            run.share_staleness()
+    ends = run.step == total or run.is_stale(config.patience)
+    if group.leads and (run.step % config.checkpoint_every == 0 or ends):
+        run.save()
+
+
+class _Judge(NamedTuple):
+    """Evaluates a run's averaged weights on held-out trajectories, and records what it finds."""
+
+    pool: TrajectoryPool
+    checks: WindowSampler
+    config: TrainConfig
+    observe: SceneObserver | None
+    datasets: list[TrajectoryDataset]
+
+    def __call__(self, run: TrainingRun, phase: str, lr: float) -> None:
+        loss = _finite(run.pop_mean_loss())
+        found = {"step": run.step, "phase": phase, "lr": lr, "loss": loss}
+        found |= _validate(run.average, self.pool, self.checks, self.config, self.observe)
+        run.record(found, _metadata(self.datasets, self.config, found))
 
 
 def _check_window(model_config: ModelConfig, config: TrainConfig) -> None:
@@ -285,7 +326,7 @@ def _load(
     """
     training, held_out, first = [], [], 0
     for dataset in datasets:
-        chosen, rest = split(dataset.num_trajectories, config.val_fraction, config.seed)
+        chosen, rest = dataset.split(config.val_fraction, config.seed)
         training.append(chosen + first)
         held_out.append(rest + first)
         first += dataset.num_trajectories
@@ -309,18 +350,26 @@ def _initialise(
 ) -> None:
     """Normalisers and affine path from training data, or everything from an earlier model."""
     if init_from is None:
-        single = WindowSampler(sampler.pool, sampler.rows, 1)
-        count = min(FIT_TRANSITIONS, int(sampler.pool.steps[sampler.rows].sum()))
-        rows, offsets = map(group.share, single.draw(count, seeded_generator(config.seed, "fit")))
-        states, controls = sampler.pool.windows(rows, offsets, 1)
-        model.fit(states[:, 0], controls[:, 0], states[:, 1], ridge=RIDGE, total=group.total)
+        model.fit(*_transitions(sampler, config, group), ridge=RIDGE, total=group.total)
     else:
-        earlier, manifest = load_model(init_from, robot=model.robot)
-        wanted = as_json(_network(model.config, model.context_encoder))
-        if gaps := list_differences({key: manifest[key] for key in wanted}, wanted):
+        earlier, _ = load_model(init_from, robot=model.robot)
+        # Built from the loaded model, not read from its manifest: one from before a setting existed lacks it.
+        stored, wanted = (as_json(_network(m.config, m.context_encoder)) for m in (earlier, model))
+        if gaps := list_differences(stored, wanted):
             raise ValueError(f"init_from: {init_from} is another model: {'; '.join(gaps)}")
         model.load_state_dict(earlier.state_dict())
+        if config.normalizers == "refit":
+            refit_normalizers(model, *_transitions(sampler, config, group), total=group.total)
     group.copy_from_leader(model.state_dict().values())
+
+
+def _transitions(sampler: WindowSampler, config: TrainConfig, group: Group) -> tuple[Tensor, Tensor, Tensor]:
+    """States, controls and the states after, of this process's share of the sample that statistics come from."""
+    single = WindowSampler(sampler.pool, sampler.rows, 1)
+    count = min(FIT_TRANSITIONS, int(sampler.pool.steps[sampler.rows].sum()))
+    rows, offsets = map(group.share, single.draw(count, seeded_generator(config.seed, "fit")))
+    states, controls = sampler.pool.windows(rows, offsets, 1)
+    return states[:, 0], controls[:, 0], states[:, 1]
 
 
 def _network(model_config: ModelConfig, context_encoder: nn.Module | None) -> dict[str, Any]:
@@ -401,6 +450,9 @@ def _check_folder(out: Path, settings: dict[str, Any], robot: RobotSpec, *, resu
     # Runs from before there was a choice do not say.
     stored = {"architecture": "flash-nerd", "processes": 1} | read_json(out / CONFIG, what="run to resume")
     with readable(out / CONFIG):
+        stored["train"] = {"normalizers": "keep", "freeze": [], "patience": None} | stored["train"]
+        added = {key: value for key, value in ADDED_SETTINGS.items() if key in settings["model"]}
+        stored["model"] = added | stored["model"]
         if gaps := RobotSpec.from_json(stored["robot"]).differences(robot):
             raise ValueError(f"{out}: cannot resume, the run is of another robot: {'; '.join(gaps)}")
     if gaps := list_differences(stored, settings):
