@@ -1,15 +1,19 @@
 """Two small models and their exported files."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 
+import nerd_mpc
 from nerd_contact import ContactEncoderConfig, ContactSetEncoder
 from nerd_core import FlashNerd, FlashNerdConfig
 from nerd_core.artifact import save_model
 from nerd_core.cartpole import CartPole
 from nerd_coupling.robots import build_model, load_robot, probes
 from nerd_coupling.terrain import Terrain
-from nerd_deploy import export_onnx
+from nerd_deploy import export_artifact
 
 
 def small_cartpole(spans=(3, 1, 2), seed=0):
@@ -47,22 +51,59 @@ def small_walker():
     return model.eval()
 
 
+def exported(folder, name, model):
+    """Model folder and artifact; beside it, the artifact's ONNX file alone."""
+    save_model(folder / "model", model)
+    export_artifact(folder / "model", folder / f"{name}.nerd")
+    shutil.copy(folder / f"{name}.nerd" / "model.onnx", folder / f"{name}.onnx")
+    return folder / "model", folder / f"{name}.nerd"
+
+
 @pytest.fixture(scope="session")
-def cartpole(tmp_path_factory):
+def cartpole_nerd(tmp_path_factory):
+    """Folder of a model without surroundings, and its artifact."""
+    return exported(tmp_path_factory.mktemp("cartpole"), "cartpole", small_cartpole())
+
+
+@pytest.fixture(scope="session")
+def walker_nerd(tmp_path_factory):
+    """Folder of a model that sees contacts, and its artifact."""
+    return exported(tmp_path_factory.mktemp("walker"), "walker", small_walker())
+
+
+@pytest.fixture(scope="session")
+def cartpole(cartpole_nerd):
     """Folder of a model without surroundings, and its exported file."""
-    path = tmp_path_factory.mktemp("cartpole")
-    save_model(path / "model", small_cartpole())
-    export_onnx(path / "model", path / "cartpole.onnx")
-    return path / "model", path / "cartpole.onnx"
+    return cartpole_nerd[0], cartpole_nerd[1].with_suffix(".onnx")
 
 
 @pytest.fixture(scope="session")
-def walker(tmp_path_factory):
+def walker(walker_nerd):
     """Folder of a model that sees contacts, and its exported file."""
-    path = tmp_path_factory.mktemp("walker")
-    save_model(path / "model", small_walker())
-    export_onnx(path / "model", path / "walker.onnx")
-    return path / "model", path / "walker.onnx"
+    return walker_nerd[0], walker_nerd[1].with_suffix(".onnx")
+
+
+@pytest.fixture(scope="session")
+def released():
+    """Folder of the model that nerd-mpc carries."""
+    folder = Path(nerd_mpc.__file__).parent / "models" / "go2-climb"
+    if not folder.is_dir():
+        pytest.skip("nerd-mpc carries no model here")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def released_nerd(released, tmp_path_factory):
+    """The artifact of the released model."""
+    path = tmp_path_factory.mktemp("released") / "go2-climb.nerd"
+    export_artifact(released, path)
+    return path
+
+
+@pytest.fixture
+def copied(cartpole_nerd, tmp_path):
+    """A copy of an artifact that a test may spoil."""
+    return Path(shutil.copytree(cartpole_nerd[1], tmp_path / "copied.nerd"))
 
 
 @pytest.fixture

@@ -1,21 +1,38 @@
 """Export neural robot dynamics to ONNX, verify the export, serve it without torch.
 
-Serving needs numpy and onnxruntime; ``export_onnx`` and ``verify_onnx`` need the extra ``export``
-and load torch when they are first used.
+Serving needs numpy and onnxruntime; ``export_artifact``, ``export_onnx``, ``verify_onnx`` and
+``ServedStep`` need the extra ``export`` and load torch when they are first used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .artifact import Artifact, read_artifact
+from .backend import open_backend
 from .onnx_step import OnnxStep
 
 if TYPE_CHECKING:
-    from .export import export_onnx
+    from .export import export_artifact, export_onnx
+    from .served_step import ServedStep
     from .verify import verify_onnx
 
-__all__ = ["OnnxStep", "export_onnx", "verify_onnx"]
+__all__ = [
+    "Artifact",
+    "OnnxStep",
+    "ServedStep",
+    "export_artifact",
+    "export_onnx",
+    "open_backend",
+    "read_artifact",
+    "verify_onnx",
+]
 
-_OF_THE_EXTRA = {"export_onnx": ".export", "verify_onnx": ".verify"}
+_OF_THE_EXTRA = {
+    "ServedStep": ".served_step",
+    "export_artifact": ".export",
+    "export_onnx": ".export",
+    "verify_onnx": ".verify",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,12 +1,7 @@
-"""The ``nerd-deploy`` command: export a model to ONNX, verify the export."""
+"""The ``nerd-deploy`` command: export a model to ONNX, verify the export, look at it, run it."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
-import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,35 +10,40 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["main"]
+from .artifact import MODEL, SUFFIX
+from .cli_inspect import Doctor, Inspect, Lint
+from .cli_run import Bench, Rollout
+from .command import BAD_INPUT, INTERRUPTED, NOT_PASSED, parse_command, print_json, say
 
-NOT_PASSED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+__all__ = ["main"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Write a model's streaming step as one ONNX file for batches of any size.
+    """Write a model's streaming step for batches of any size: a folder with golden data, or one ONNX file.
 
-    Example: nerd-deploy export go2-run --out go2.onnx
+    Example: nerd-deploy export go2-run --out go2.nerd
     """
 
     model: tyro.conf.Positional[Path]
     """Run folder or model folder."""
     out: Path
-    """File to create."""
+    """What to create: a folder if the name ends in .nerd, else a file."""
 
     def run(self) -> int:
         """Export and report."""
-        from nerd_deploy import export_onnx
+        from nerd_deploy import export_artifact, export_onnx
 
-        manifest = export_onnx(self.model, self.out)
+        folder = self.out.suffix == SUFFIX
+        manifest = (export_artifact if folder else export_onnx)(self.model, self.out)
+        size = (self.out / MODEL if folder else self.out).stat().st_size
         context = manifest["context"]
         seen = f", {context['rows']} contact rows" if context else ""
-        _say(
+        say(
             f"{self.out}: {manifest['name']}, {manifest['model']['parameters']:,} parameters, dt "
-            f"{manifest['dt']:g} s{seen}, {self.out.stat().st_size / 1e6:.2f} MB"
+            f"{manifest['dt']:g} s{seen}, {size / 1e6:.2f} MB"
         )
-        _say(f"next: nerd-deploy verify {self.model} {self.out}")
+        say(f"next: nerd-deploy verify {self.model} {self.out}")
         return 0
 
 
@@ -60,7 +60,7 @@ class Verify:
     model: tyro.conf.Positional[Path]
     """Run folder or model folder that the file was made from."""
     onnx: tyro.conf.Positional[Path]
-    """The exported file."""
+    """The exported file, or the folder of an artifact."""
     data: Path | None = None
     """Dataset folder to take start states and their surroundings from."""
     steps: int = 200
@@ -100,8 +100,8 @@ class Verify:
         console.width = console.width if console.is_terminal else 100
         console.print(_table(found))
         word = "passed" if found["passed"] else "NOT PASSED"
-        _say(f"{self.onnx}: {word} ({found['verdict']}): {found['reason']}")
-        sys.stdout.write(json.dumps(found, allow_nan=False) + "\n")
+        say(f"{self.onnx}: {word} ({found['verdict']}): {found['reason']}")
+        print_json(found)
         return 0 if found["passed"] else NOT_PASSED
 
     def _starts(self) -> dict[str, Any]:
@@ -115,7 +115,20 @@ class Verify:
         return {"start": shard.states[:, 0], "scene": shard.scenes or None}
 
 
-Command = Annotated[Export, tyro.conf.subcommand("export")] | Annotated[Verify, tyro.conf.subcommand("verify")]
+Command = (
+    Annotated[Export, tyro.conf.subcommand("export")]
+    | Annotated[Verify, tyro.conf.subcommand("verify")]
+    | Annotated[Inspect, tyro.conf.subcommand("inspect")]
+    | Annotated[Lint, tyro.conf.subcommand("lint")]
+    | Annotated[Rollout, tyro.conf.subcommand("rollout")]
+    | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+)
+
+DESCRIPTION = (
+    "Example: nerd-deploy export go2-run --out go2.nerd; nerd-deploy verify go2-run go2.nerd\n\n"
+    "Neural robot dynamics as ONNX files that are served without torch."
+)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -124,42 +137,17 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
         arguments: Command line without the program's name; None for ``sys.argv``.
     """
-    command = _parse(arguments)
+    command = parse_command("nerd-deploy", Command, DESCRIPTION, arguments)
     try:
         code = command.run()
     except (ValueError, OSError, ImportError) as error:
-        _say(f"nerd-deploy: error: {' '.join(str(error).split())}")
+        say(f"nerd-deploy: error: {' '.join(str(error).split())}")
         code = BAD_INPUT
     except KeyboardInterrupt:
-        _say("nerd-deploy: interrupted")
+        say("nerd-deploy: interrupted")
         code = INTERRUPTED
     if code:
         raise SystemExit(code)
-
-
-def _parse(arguments: list[str] | None) -> Export | Verify:
-    """The command that a command line asks for; tyro's box about a wrong one becomes one line."""
-    box = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(box):
-            return tyro.cli(
-                Command,  # type: ignore[arg-type]
-                prog="nerd-deploy",
-                description=(
-                    "Example: nerd-deploy export go2-run --out go2.onnx; "
-                    "nerd-deploy verify go2-run go2.onnx\n\n"
-                    "Neural robot dynamics as ONNX files that are served without torch."
-                ),
-                args=arguments,
-            )
-    except SystemExit as end:
-        if end.code == BAD_INPUT:
-            text = re.sub(r"\x1b\[[0-9;]*m", "", box.getvalue())
-            lines = [line.strip("│ ") for line in text.splitlines() if not line.startswith(("╭", "╰"))]
-            said = re.split(r"\n[─-]{4,}\n", "\n".join(lines))
-            first = said[0 if "╭" in text or len(said) == 1 else 1]  # without Unicode the title comes first
-            _say(f"nerd-deploy: error: {' '.join(first.split())}; see nerd-deploy --help")
-        raise
 
 
 def _table(found: dict[str, Any]) -> Table:
@@ -184,7 +172,3 @@ def _table(found: dict[str, Any]) -> Table:
 
 def _digits(value: float | None) -> str:
     return "-" if value is None else f"{value:.1e}"
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")

@@ -11,6 +11,7 @@ import contextlib
 import copy
 import hashlib
 import logging
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -22,11 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nerd_core import FlashNerd
+from nerd_core import FlashNerd, RobotSpec
 from nerd_core.artifact import load_model
 from nerd_core.model import Block
 from nerd_core.storage import check_writable
 
+from .artifact import SUFFIX, write_artifact
+from .golden import golden_bytes, replay
 from .manifest import (
     FORMAT,
     FORMAT_VERSION,
@@ -35,14 +38,20 @@ from .manifest import (
     metadata_entry,
     seal,
 )
+from .onnx_step import OnnxStep
+from .recording import record_golden
 from .signature import BATCH, CONTEXT_NAMES, input_tensors, output_tensors
 
-__all__ = ["ExportedStep", "export_onnx", "load_source", "onnx_bytes", "require_exporter"]
+__all__ = ["ExportedStep", "export_artifact", "export_onnx", "load_source", "onnx_bytes", "require_exporter"]
 
 OPSET = 20
 # Exported with two worlds: with one, the exporter would fix the batch at one without a word.
 EXAMPLE_BATCH = 2
 MAX_BYTES = 1_500_000_000  # one protobuf message holds at most 2 GiB
+MAX_ELEMENTS = 2**31 - 1  # of one tensor, as far as 32-bit indices of kernels reach
+TOLERANCE = 1e-4
+"""Chosen here: largest difference of a golden increment, in SI units, times the largest increment where that is over
+1, since float32 rounds by a share."""
 
 
 class ExportedStep(nn.Module):
@@ -168,6 +177,46 @@ def export_onnx(model: str | Path, out: str | Path) -> dict[str, Any]:
     return manifest
 
 
+def export_artifact(model: str | Path, out: str | Path) -> dict[str, Any]:
+    """Write the streaming step of a model as a folder ``NAME.nerd`` with golden data.
+
+    The file is held against the golden data before anything is written. Only single steps decide: a
+    model may amplify rounding over recursive ones, which :func:`~nerd_deploy.verify.verify_onnx`
+    tells from a mistake.
+
+    Args:
+        model: Model folder, or a run folder, whose best model is taken.
+        out: Folder to create; its name ends in ``.nerd``.
+
+    Returns:
+        The document of ``manifest.json``.
+
+    Raises:
+        ValueError: ``out`` exists or has another ending, ``model`` is not a model, or one that
+            cannot be exported.
+        ImportError: The libraries of the extra ``export`` are missing.
+    """
+    require_exporter()
+    out = Path(out)
+    if out.suffix != SUFFIX:
+        raise ValueError(f"out: {out}, expected a name that ends in {SUFFIX}")
+    if out.exists():
+        raise ValueError(f"out: {out} exists; an artifact is never overwritten")
+    check_writable(out)
+    network, described = load_source(model)
+    _refuse_unfit(network)
+    golden = record_golden(network)
+    data, manifest = onnx_bytes(network, described)
+    found = replay(OnnxStep(data, len(golden.control)), golden)
+    tolerance = TOLERANCE * max(1.0, float(abs(golden.delta).max()))
+    if not found.single_step <= tolerance:
+        raise ValueError(f"model: its graph is {found.single_step:g} from torch after one step, expected {tolerance:g}")
+    worlds, steps = golden.control.shape[:2]
+    told = {"worlds": worlds, "steps": steps, "reset_at": golden.reset_at, "tolerance": tolerance}
+    drift = {"single_step": found.single_step, "recursive": found.recursive if math.isfinite(found.recursive) else None}
+    return write_artifact(out, data, manifest, golden_bytes(golden), {**told, **drift})
+
+
 def onnx_bytes(
     model: FlashNerd, described: dict[str, Any], *, precision: str = "float32"
 ) -> tuple[bytes, dict[str, Any]]:
@@ -194,14 +243,16 @@ def onnx_bytes(
         proto.graph.input.remove(unread)
     _strip(proto)
     _check_graph(proto, inputs, outputs)
+    limits = {"batch": MAX_ELEMENTS // _widest_row(proto), **_robot_limits(model.robot)}
     manifest = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         **described,
         "cache": "caller's rings; the graph returns the present pair, for slot cursor % span",
         "normaliser": "in the graph",
-        "integration": "in the graph: next_state = state, moved by delta in its own base frame",
+        "integration": _integration_rule(model.robot),
         "quaternion": "w x y z, base to world",
+        "limits": limits,
         "precision": precision,
         "inputs": inputs,
         "outputs": outputs,
@@ -331,6 +382,33 @@ def _check_graph(proto: Any, inputs: list[dict[str, Any]], outputs: list[dict[st
         wanted = {tensor["name"]: tensor["shape"] for tensor in tensors}
         if found != wanted:
             raise ValueError(f"model: exported {label}s are {found}, expected {wanted}")
+
+
+def _widest_row(proto: Any) -> int:
+    """Elements that one world has in the largest tensor of a graph."""
+    import onnx
+
+    graph = onnx.shape_inference.infer_shapes(proto).graph
+    shapes = [value.type.tensor_type.shape.dim for value in (*graph.input, *graph.output, *graph.value_info)]
+    return max(math.prod(size.dim_value or 1 for size in shape) for shape in shapes)
+
+
+def _robot_limits(robot: RobotSpec) -> dict[str, Any]:
+    return {
+        "control": [list(bounds) for bounds in robot.ctrl_range],
+        "joint": [list(joint.range) if joint.range else None for joint in robot.joints],
+        "effort": list(robot.effort_limit),
+    }
+
+
+def _integration_rule(robot: RobotSpec) -> str:
+    """:meth:`StateCodec.integrate` in words."""
+    base = "position and linvel_world by delta turned from the base frame of state into the world, the quaternion "
+    base += "by quat * exp(rotation), normalised, w >= 0, "
+    joints = "all else by addition"
+    if any(joint.continuous for joint in robot.joints):
+        joints += ", then joints without end wrapped to [-pi, pi)"
+    return f"in the graph: next_state is state moved by delta: {base if robot.floating else ''}{joints}"
 
 
 def _versions() -> dict[str, str | int]:

@@ -8,18 +8,28 @@ Keys of the manifest, format version 1: ``format``, ``format_version``, ``name``
 ``robot_digest``, ``dt`` [s], ``model`` (``digest`` of its manifest, ``weights_sha256``,
 ``datasets``, ``parameters``), ``config`` (the network), ``context`` (``kind`` and ``config`` of the
 context encoder and the ``rows`` that one world holds, or null), ``spans``, ``receptive_field``,
-``cache``, ``normaliser``, ``integration``, ``precision``, ``inputs`` and ``outputs`` (name, dtype,
-shape, and names, units and frames of the entries), ``versions``.
+``cache``, ``normaliser``, ``integration``, ``limits`` (``batch``, the largest number of worlds whose
+tensors 32-bit indices reach; ``control``, ``joint`` and ``effort`` ranges of the robot), ``precision``,
+``inputs`` and ``outputs`` (name, dtype, shape, and names, units and frames of the entries),
+``versions``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["FORMAT", "FORMAT_VERSION", "canonical_json", "check_seal", "read_manifest", "seal"]
+__all__ = [
+    "FORMAT",
+    "FORMAT_VERSION",
+    "canonical_json",
+    "check_seal",
+    "metadata_entries",
+    "read_manifest",
+    "seal",
+]
 
 FORMAT = "nerd-onnx"
 FORMAT_VERSION = 1
@@ -77,6 +87,19 @@ def check_seal(data: bytes, where: str) -> None:
         )
 
 
+def metadata_entries(data: bytes, where: str) -> dict[str, str]:
+    """The ``metadata_props`` of an ONNX model, read without an ONNX library.
+
+    Raises:
+        ValueError: The bytes are not a protobuf message.
+    """
+    try:
+        pairs = [dict(_fields(content)) for field, content in _fields(data) if field == 14]
+        return {pair[1].decode(): pair.get(2, b"").decode() for pair in pairs}
+    except (IndexError, KeyError, ValueError) as error:
+        raise ValueError(f"{where}: not an ONNX file ({error})") from None
+
+
 def read_manifest(metadata: Mapping[str, str], where: str) -> dict[str, Any]:
     """The manifest among the metadata of an ONNX model.
 
@@ -99,6 +122,32 @@ def read_manifest(metadata: Mapping[str, str], where: str) -> dict[str, Any]:
     if wrong:
         raise ValueError(f"{where}: its {MANIFEST_KEY} lacks a usable {', '.join(wrong)}")
     return document
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Number and content of each field of a protobuf message; numbers are passed over."""
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        kind = tag & 7
+        if kind == 0:
+            _, at = _varint(message, at)
+            continue
+        size, at = _varint(message, at) if kind == 2 else ({1: 8, 5: 4}.get(kind, -1), at)
+        if size < 0 or at + size > len(message):
+            raise ValueError(f"broken at byte {at}")
+        if kind == 2:
+            yield tag >> 3, message[at : at + size]
+        at += size
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value, shift, at = value | (byte & 0x7F) << shift, shift + 7, at + 1
+        if byte < 0x80:
+            return value, at
 
 
 def _sized(content: bytes) -> bytes:

@@ -12,7 +12,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .manifest import check_seal, read_manifest
+from .artifact import model_bytes
+from .manifest import read_manifest
 
 __all__ = ["OnnxStep"]
 
@@ -33,7 +34,7 @@ class OnnxStep:
     default: the robot's other processes need the cores.
 
     Args:
-        source: The exported file, or its content.
+        source: Folder of an artifact, exported file, or the content of one.
         n: Number of worlds.
         provider: Execution provider of onnxruntime; it is used or refused, never replaced by
             another.
@@ -58,9 +59,7 @@ class OnnxStep:
         threads: int = 1,
         spin: bool = False,
     ) -> None:
-        where = "source" if isinstance(source, bytes) else str(source)
-        data = source if isinstance(source, bytes) else _read(Path(source))
-        check_seal(data, where)
+        where, data = model_bytes(source)
         self._session = _open(data, where, provider, threads, spin)
         metadata = self._session.get_modelmeta().custom_metadata_map
         self.manifest = read_manifest(metadata, where)
@@ -76,7 +75,11 @@ class OnnxStep:
         """Start ``n`` worlds without history; buffers are made anew where their number changes."""
         if n < 1:
             raise ValueError(f"n is {n}, expected at least 1")
+        most = self.manifest.get("limits", {}).get("batch", n)
+        if n > most:
+            raise ValueError(f"n is {n}, expected at most {most}: this file's tensors outgrow 32-bit indices beyond")
         if getattr(self, "n", None) == n:
+            self._cursor[...] = 0  # the order of sums over a ring follows it, down to the last bit
             return self.reset()
         self.n = n
         self._binding = self._session.io_binding()
@@ -115,14 +118,26 @@ class OnnxStep:
         """
         if self.n != 1:
             raise ValueError(f"fork starts from 1 world, here are {self.n}")
-        forked = object.__new__(type(self))
-        forked.__dict__ |= {k: v for k, v in self.__dict__.items() if k != "n"}
-        forked.init(n)
+        return self._with_my_past(n)
+
+    def copy(self) -> Self:
+        """As many worlds with the same past; they go on apart from these."""
+        return self._with_my_past(self.n)
+
+    def fresh(self, n: int) -> Self:
+        """``n`` worlds without history on the session of these."""
+        other = object.__new__(type(self))
+        other.__dict__ |= {k: v for k, v in self.__dict__.items() if k != "n"}
+        other.init(n)
+        return other
+
+    def _with_my_past(self, n: int) -> Self:
+        other = self.fresh(n)
         for name in self._rings:
-            forked._buffers[name][:] = self._buffers[name]
-        forked._valid[:] = self._valid
-        forked._cursor[...] = self._cursor
-        return forked
+            other._buffers[name][:] = self._buffers[name]
+        other._valid[:] = self._valid
+        other._cursor[...] = self._cursor
+        return other
 
     def step(
         self,
@@ -148,6 +163,21 @@ class OnnxStep:
         Raises:
             ValueError: A name is missing, or a shape or dtype is not the file's.
         """
+        self.advance(state, control, context)
+        after = self._buffers["next_state"]
+        if out is None:
+            return after.copy()
+        np.copyto(out, after, casting="no")
+        return out
+
+    def advance(
+        self, state: NDArray[Any], control: NDArray[Any], context: Mapping[str, NDArray[Any]] | None = None
+    ) -> None:
+        """:meth:`step` for callers who read :attr:`delta` alone.
+
+        Raises:
+            ValueError: As :meth:`step`.
+        """
         self._fill("state", state)
         self._fill("control", control)
         if missing := [name for name in self._context if name not in (context or {})]:
@@ -159,11 +189,6 @@ class OnnxStep:
             self._buffers[name][:, int(self._cursor) % span] = self._buffers[f"new_{name}"]
         self._valid += 1
         self._cursor += 1
-        after = self._buffers["next_state"]
-        if out is None:
-            return after.copy()
-        np.copyto(out, after, casting="no")
-        return out
 
     @property
     def delta(self) -> NDArray[Any]:
@@ -199,21 +224,15 @@ class OnnxStep:
         buffer[:, rows:] = 0  # no row there: the mask is false
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-        raise ValueError(f"{path}: no such file") from None
-
-
 def _open(data: bytes, where: str, provider: str, threads: int, spin: bool) -> Any:
     """A session of onnxruntime on exactly this provider."""
     import onnxruntime as ort
 
-    if provider not in ort.get_available_providers():
-        raise ValueError(
-            f"provider is {provider!r}, this onnxruntime offers {', '.join(ort.get_available_providers())}"
-        )
+    offered = ort.get_available_providers()
+    if provider not in offered:
+        raise ValueError(f"provider is {provider!r}, this onnxruntime offers {', '.join(offered)}")
+    if threads < 1:
+        raise ValueError(f"threads is {threads}, expected at least 1")
     options = ort.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
     options.log_severity_level = 3

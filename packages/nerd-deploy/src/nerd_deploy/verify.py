@@ -25,6 +25,7 @@ from torch import Tensor
 from nerd_core import FlashNerd, StateCodec
 from nerd_core.progress import RunProgress
 
+from .artifact import model_bytes
 from .export import load_source, onnx_bytes, require_exporter
 from .graph import same_graph
 from .onnx_step import OnnxStep
@@ -139,7 +140,7 @@ def verify_onnx(
 
     Args:
         model: Model folder or run folder.
-        onnx: The exported file.
+        onnx: The exported file, or the folder of an artifact.
         steps: Recursive steps.
         batches: Batch sizes.
         tolerance: Largest difference allowed.
@@ -190,7 +191,7 @@ def verify_onnx(
         result = _result(found, recursive, own, tolerance)
         if result["verdict"] == "drift" and not strict:
             data, _ = onnx_bytes(network, described, precision="float64")
-            if gap := same_graph(Path(onnx).read_bytes(), data):
+            if gap := same_graph(model_bytes(onnx)[1], data):
                 result["reason"] += f"; its graph is not what is exported now: {gap}"
             else:
                 copied = _float64_drift(network, exact, data, scenarios, found, bar)
