@@ -9,6 +9,7 @@ from nerd_contact import (
     ContactSetEncoder,
     FixedContactConfig,
     FixedContactFeatures,
+    PrimitiveCollider,
 )
 from nerd_contact.encoder import from_config
 from nerd_coupling.robots import load_robot
@@ -95,6 +96,73 @@ def test_gradients_are_finite_behind_a_nan_in_the_padding():
         out = encoder()(given._replace(gap=gap, point=point)._asdict())
         (gradient,) = torch.autograd.grad(out.sum(), point)
     assert bool(torch.isfinite(gradient).all())
+
+
+def test_no_gradient_of_anything_is_lost_to_nan_in_the_padding():
+    given = rows()
+    hole = ~given.mask
+    wild = {
+        k: torch.where(hole.view(*hole.shape, *[1] * (v.dim() - 2)), torch.nan, v)
+        for k, v in given._asdict().items()
+        if v.is_floating_point()
+    }
+    robot = load_robot("go2")
+    fixed = FixedContactFeatures(FixedContactConfig(), robot.spec, robot.probes[:8])
+    for features in (encoder(), encoder("softmax"), fixed):
+        leaves = {k: v.clone().requires_grad_(True) for k, v in wild.items()}
+        out = features(given._replace(**leaves)._asdict())
+        assert bool(torch.isfinite(out).all())
+        used = [v for k, v in leaves.items() if k != "friction" or features is not fixed]
+        for gradient in torch.autograd.grad(out.square().sum(), used):
+            assert bool(torch.isfinite(gradient).all())
+            assert bool((gradient[:, hole[0]] == 0).all())
+            assert bool((gradient[:, ~hole[0]] != 0).any())
+
+
+def test_overflow_is_a_value_of_each_world_and_survives_a_second_cut():
+    given = rows(batch=3, masked=0)
+    given = given._replace(mask=torch.arange(8) < torch.tensor([[8], [3], [0]]))
+    given = given._replace(count=given.mask.sum(-1))
+    once = given.deepest(4)
+    assert once.overflow.tolist() == [4, 0, 0]
+    assert once.deepest(2).overflow.tolist() == [6, 1, 0]
+    assert once.mask.sum(-1).tolist() == [4, 3, 0]
+    # Rows that do not exist are never kept in place of one that does, however deep the number that stands there.
+    wild = given._replace(gap=torch.where(given.mask, given.gap, -9.0))
+    assert torch.equal(wild.deepest(4).mask, once.mask)
+    assert torch.equal(torch.where(once.mask, wild.deepest(4).gap, 0.0), torch.where(once.mask, once.gap, 0.0))
+
+
+def test_duplicates_are_kept_or_dropped_one_by_one():
+    given = rows(batch=2, masked=0)
+    twice = ContactSet(*(torch.cat([v, v], 1) for v in given[:-1]), 2 * given.count)
+    kept = twice.deepest(6)
+    deepest_three = given.gap.sort(-1).values[:, :3]
+    torch.testing.assert_close(kept.gap.sort(-1).values, deepest_three.repeat_interleave(2, -1))
+    assert kept.overflow.tolist() == [10, 10]
+
+
+def test_a_collider_reports_the_rows_it_had_no_room_for():
+    robot = load_robot("go2")
+    state = torch.tensor(robot.home_state).repeat(2, 1)
+    state[1, 2] += 5.0  # out of reach of everything
+    where = {k: v.expand(2, *v.shape[1:]) for k, v in scene(Terrain()).items()}
+    all_rows = PrimitiveCollider(robot.spec, robot.probes)(state, where)
+    few = PrimitiveCollider(robot.spec, robot.probes, max_rows=3)(state, where)
+    there = int(all_rows.mask[0].sum())
+    assert there > 3
+    assert few.count.tolist() == [there, 0]
+    assert few.overflow.tolist() == [there - 3, 0]
+    torch.testing.assert_close(few.gap[0].sort().values, all_rows.gap[0].sort().values[:3])
+
+
+@pytest.mark.parametrize("wrong", [{"max_rows": 0}, {"field_cells": 0}, {"field_probes": 0}])
+def test_no_room_at_all_is_refused(wrong):
+    robot = load_robot("go2")
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} is 0, expected at least 1"):
+        PrimitiveCollider(robot.spec, robot.probes, **wrong)
+    with pytest.raises(ValueError, match="rows is 0, expected at least 1"):
+        rows().deepest(0)
 
 
 def test_overflow_keeps_the_deepest_rows_and_is_counted():

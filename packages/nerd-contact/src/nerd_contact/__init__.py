@@ -4,7 +4,8 @@ from .collider import PrimitiveCollider, Probe
 from .contacts import ContactSet, Counterpart
 from .encoder import ContactEncoderConfig, ContactSetEncoder
 from .fixed import FixedContactConfig, FixedContactFeatures
-from .kinematics import BodyMotion, Kinematics
+from .heightfield import HeightGrid
+from .kinematics import BodyMotion, Kinematics, PointJacobian
 
 __all__ = [
     "BodyMotion",
@@ -14,7 +15,9 @@ __all__ = [
     "Counterpart",
     "FixedContactConfig",
     "FixedContactFeatures",
+    "HeightGrid",
     "Kinematics",
+    "PointJacobian",
     "PrimitiveCollider",
     "Probe",
 ]

@@ -32,7 +32,8 @@ class ContactSet(NamedTuple):
         link: Index of the robot's link, shape (..., K), int64.
         kind: :class:`Counterpart`, shape (..., K), int64.
         mask: True for rows that exist, shape (..., K), bool. What stands in other rows must not matter.
-        count: Rows that existed before any were dropped for want of room, shape (...,), int64.
+        count: Rows that existed before any were dropped for want of room, shape (...,), int64. Pairs that were not
+            looked at for want of room, and may have been rows, count too.
     """
 
     point: Tensor
@@ -47,11 +48,20 @@ class ContactSet(NamedTuple):
 
     @property
     def overflow(self) -> Tensor:
-        """Rows that were dropped, shape (...,), int64."""
+        """Rows that were dropped in each world, shape (...,), int64.
+
+        A value, like the rows: a recorder leaves out worlds where it is not 0, a planner gives them no weight.
+        """
         return self.count - self.mask.sum(-1)
 
     def deepest(self, rows: int) -> "ContactSet":
-        """The ``rows`` rows of smallest gap; ``count`` keeps the true number."""
+        """The ``rows`` rows of smallest gap; ``count`` keeps the true number.
+
+        Raises:
+            ValueError: If ``rows`` is less than 1.
+        """
+        if rows < 1:
+            raise ValueError(f"rows is {rows}, expected at least 1")
         if self.gap.shape[-1] <= rows:
             return self
         keep = deepest(self.gap, self.mask, rows)
@@ -67,6 +77,23 @@ class ContactSet(NamedTuple):
             self.mask.gather(-1, keep),
             self.count,
         )
+
+
+def cleared(rows: ContactSet) -> ContactSet:
+    """The rows with zeros wherever there is none, so that neither values nor gradients of padding reach anything.
+
+    Clearing features after they were computed would not do: the derivative of a NaN is NaN, and 0 · NaN is NaN.
+    """
+    mask, wide = rows.mask, rows.mask[..., None]
+    return rows._replace(
+        point=torch.where(wide, rows.point, 0.0),
+        normal=torch.where(wide, rows.normal, 0.0),
+        gap=torch.where(mask, rows.gap, 0.0),
+        velocity=torch.where(wide, rows.velocity, 0.0),
+        friction=torch.where(mask, rows.friction, 0.0),
+        link=torch.where(mask, rows.link, 0),
+        kind=torch.where(mask, rows.kind, 0),
+    )
 
 
 def deepest(gap: Tensor, mask: Tensor, rows: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from nerd_core import RobotSpec
 
 from .collider import PrimitiveCollider, Probe
-from .contacts import ContactSet
+from .contacts import ContactSet, cleared
 
 __all__ = ["ContactEncoderConfig", "ContactSetEncoder", "from_config"]
 
@@ -27,6 +27,7 @@ class ContactEncoderConfig:
         margin: Largest gap of a row [m].
         max_rows: Rows K that are kept, the deepest first.
         pooling: ``gated`` sums (extensive, as forces are) or ``softmax`` averages.
+        field_cells: Cells of a height field searched round each probe (:class:`PrimitiveCollider`).
     """
 
     num_slots: int = 8
@@ -35,11 +36,12 @@ class ContactEncoderConfig:
     margin: float = 0.08
     max_rows: int = 16
     pooling: str = "gated"
+    field_cells: int = 4
 
     def __post_init__(self) -> None:
         if self.pooling not in ("gated", "softmax"):
             raise ValueError(f"pooling is {self.pooling!r}, expected 'gated' or 'softmax'")
-        for name in ("num_slots", "slot_width", "hidden", "max_rows"):
+        for name in ("num_slots", "slot_width", "hidden", "max_rows", "field_cells"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
 
@@ -64,7 +66,9 @@ class ContactSetEncoder(nn.Module):
     def __init__(self, config: ContactEncoderConfig, robot: RobotSpec, probes: tuple[Probe, ...]) -> None:
         super().__init__()
         self.config, self.dt, self.probes = config, robot.dt, probes
-        self.collider = PrimitiveCollider(robot, probes, margin=config.margin, max_rows=config.max_rows)
+        self.collider = PrimitiveCollider(
+            robot, probes, margin=config.margin, max_rows=config.max_rows, field_cells=config.field_cells
+        )
         self.out_size = config.num_slots * config.slot_width + 1
         self.row_in = nn.Linear(14, config.hidden)
         self.link = nn.Embedding(len(robot.bodies), config.hidden)
@@ -97,15 +101,11 @@ class ContactSetEncoder(nn.Module):
 
     def forward(self, context: Mapping[str, Tensor]) -> Tensor:
         """Features, shape (..., M · slot_width + 1), of the fields of a ContactSet, shapes (..., K, ...)."""
-        rows = ContactSet(**context)
-        # Padding may hold anything, NaN too, and 0 · NaN is NaN: clear it before it meets a weight.
-        feature = torch.where(rows.mask[..., None], self._features(rows), 0.0)
-        gap = torch.where(rows.mask, rows.gap, self.config.margin)
-        link = torch.where(rows.mask, rows.link, 0)
-        kind = torch.where(rows.mask, rows.kind, 0)
-        h = F.silu(self.row_in(feature) + self.link(link) + self.counterpart(kind))
+        # Padding may hold anything, NaN too: clear it before anything is computed from it.
+        rows = cleared(ContactSet(**context))
+        h = F.silu(self.row_in(self._features(rows)) + self.link(rows.link) + self.counterpart(rows.kind))
         h = F.silu(self.row_hidden(h))
-        fade = (1 - gap / self.config.margin).clamp(0, 1) * rows.mask
+        fade = (1 - rows.gap / self.config.margin).clamp(0, 1) * rows.mask
         logit, value = self.gate(h), self.value(h)
         if self.config.pooling == "gated":
             weight = torch.sigmoid(logit) * fade[..., None]
@@ -118,7 +118,10 @@ class ContactSetEncoder(nn.Module):
 
     def config_json(self) -> dict[str, Any]:
         """What :func:`from_config` needs to build this encoder again, as plain JSON values."""
-        return {**asdict(self.config), "probes": [p.to_json() for p in self.probes]}
+        config = asdict(self.config)
+        if self.config.field_cells == ContactEncoderConfig.field_cells:
+            del config["field_cells"]  # manifests older than the field stay what they were
+        return {**config, "probes": [p.to_json() for p in self.probes]}
 
 
 def probes_from_json(values: list[dict[str, Any]]) -> tuple[Probe, ...]:

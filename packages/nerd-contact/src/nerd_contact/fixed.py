@@ -1,7 +1,7 @@
 """Fixed contact points: the predecessor's way to see contacts, kept as an honest baseline."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -20,12 +20,14 @@ class FixedContactConfig:
     """Which surfaces the predefined points see.
 
     Attributes:
-        surfaces: ``ground``, the plane alone (NeRD), or ``any``, the deepest of plane and boxes.
+        surfaces: ``ground``, the plane alone (NeRD), or ``any``, the deepest of plane, boxes and height field.
         margin: A point farther than this from its surface reads as zero [m]; 0.12 in NeRD.
+        field_cells: With ``any``, cells of a height field searched round each point (:class:`PrimitiveCollider`).
     """
 
     surfaces: str = "ground"
     margin: float = 0.12
+    field_cells: int = 4
 
     def __post_init__(self) -> None:
         if self.surfaces not in ("ground", "any"):
@@ -46,7 +48,12 @@ class FixedContactFeatures(nn.Module):
         super().__init__()
         self.config, self.probes, self.dt = config, probes, robot.dt
         self.collider = PrimitiveCollider(
-            robot, probes, margin=config.margin, ground_only=config.surfaces == "ground", merge=True
+            robot,
+            probes,
+            margin=config.margin,
+            ground_only=config.surfaces == "ground",
+            merge=True,
+            field_cells=config.field_cells,
         )
         self.out_size = 13 * len(probes)
 
@@ -56,29 +63,31 @@ class FixedContactFeatures(nn.Module):
 
     def forward(self, context: Mapping[str, Tensor]) -> Tensor:
         """Features, shape (..., 13 · points)."""
-        gap = context["gap"][..., None]
-        closing = (context["normal"] * context["velocity"]).sum(-1, keepdim=True)
+        # Cleared before anything is computed from them: the derivative of a NaN is NaN, and 0 · NaN is NaN.
+        mask = context["mask"][..., None]
+        point, normal, velocity = (torch.where(mask, context[k], 0.0) for k in ("point", "normal", "velocity"))
+        gap = torch.where(mask, context["gap"][..., None], 0.0)
+        closing = (normal * velocity).sum(-1, keepdim=True)
         feature = torch.cat(
             [
-                context["point"] * 3,
-                context["normal"],
+                point * 3,
+                normal,
                 gap / self.config.margin,
                 torch.tanh(gap / 0.01),
                 torch.tanh((gap + self.dt * closing) / 0.02),
-                (context["velocity"] / 2).clamp(-5, 5),
+                (velocity / 2).clamp(-5, 5),
                 (closing / 2).clamp(-5, 5),
             ],
             -1,
         )
-        return torch.where(context["mask"][..., None], feature, 0.0).flatten(-2)
+        return feature.flatten(-2)
 
     def config_json(self) -> dict[str, Any]:
         """What :func:`from_config` needs to build these features again, as plain JSON values."""
-        return {
-            "surfaces": self.config.surfaces,
-            "margin": self.config.margin,
-            "probes": [p.to_json() for p in self.probes],
-        }
+        config = asdict(self.config)
+        if self.config.field_cells == FixedContactConfig.field_cells:
+            del config["field_cells"]  # manifests older than the field stay what they were
+        return {**config, "probes": [p.to_json() for p in self.probes]}
 
 
 def from_config(config: dict[str, Any], robot: RobotSpec) -> FixedContactFeatures:

@@ -13,7 +13,7 @@ from torch import Tensor
 from nerd_core import RobotSpec, StateCodec
 from nerd_core.rotation import quat_to_matrix
 
-__all__ = ["BodyMotion", "Kinematics"]
+__all__ = ["BodyMotion", "Kinematics", "PointJacobian"]
 
 
 class BodyMotion(NamedTuple):
@@ -44,6 +44,21 @@ class BodyMotion(NamedTuple):
         return pos, self.linvel[..., index, :] + _cross(self.angvel[..., index, :], arm)
 
 
+class PointJacobian(NamedTuple):
+    """What each velocity coordinate does to points fixed to links, along the base's axes.
+
+    ``linear @ qvel`` is the points' velocity relative to the world. MuJoCo's ``mj_jac`` gives the same along the
+    world's axes: these are its jacp and jacr, each column turned into the base frame.
+
+    Attributes:
+        linear: Velocity of each point per unit of each coordinate [m/s per rad/s or m/s], shape (..., P, 3, nv).
+        angular: Angular velocity of each point's link, likewise [rad/s per rad/s or m/s], shape (..., P, 3, nv).
+    """
+
+    linear: Tensor
+    angular: Tensor
+
+
 def _turn(mat: Tensor, vector: Tensor) -> Tensor:
     # An elementwise product and sum: compilers fuse it, a batched 3 x 3 matrix product they do not.
     return (mat * vector[..., None, :]).sum(-1)
@@ -59,6 +74,10 @@ def _cross(a: Tensor, b: Tensor) -> Tensor:
 
 class Kinematics:
     """Forward kinematics of one robot; one traversal, level by level of the tree, serves every query.
+
+    ``kinematics(state)`` is that traversal. Its result answers for points (``motion.points``) and for Jacobians
+    (:meth:`jacobian`) without walking the tree again. All shapes are static and nothing branches on a value, so it
+    may stand in compiled and exported code.
 
     Rodrigues' formula for a unit axis with cross-product matrix K: R(q) = I + sin q K + (1 - cos q) K².
     """
@@ -78,6 +97,11 @@ class Kinematics:
         self._place = {b: i for i, b in enumerate(order)}
         self._reorder = [self._place[b] for b in range(len(order))]
         self._joint_of = joint_of
+        # Joints between the root and each link, its own among them.
+        self._moving: list[frozenset[int]] = []
+        for index, body in enumerate(robot.bodies):
+            above = self._moving[body.parent] if body.parent >= 0 else frozenset[int]()
+            self._moving.append(above | {joint_of[index]} if index in joint_of else above)
 
     def _constants(self, bodies: list[int], like: Tensor) -> dict[str, Tensor]:
         spec = self.robot
@@ -131,6 +155,44 @@ class Kinematics:
             return BodyMotion(pos, mat, lin, ang)
         r = self._reorder
         return BodyMotion(pos[..., r, :], mat[..., r, :, :], lin[..., r, :], ang[..., r, :])
+
+    def jacobian(self, state: Tensor, motion: BodyMotion, body: Sequence[int], local: Tensor) -> PointJacobian:
+        """Jacobians of points fixed to links with respect to the velocities of a state.
+
+        Column of a hinge with axis a and anchor c, for a point p on a link that it moves: a × (p - c), and a for the
+        link's turning; of a slide: a, and 0. A floating base has its world-axes linear velocity in the first three
+        columns, Rᵀ, and its body-axes angular velocity in the next three, e_i × p. Source: the geometric Jacobian,
+        e.g. Featherstone, Rigid Body Dynamics Algorithms, 2008, Sec. 2.7 and 4.
+
+        Args:
+            state: States, shape (..., nq + nv).
+            motion: This object's answer to ``state``.
+            body: Link of each point, P entries.
+            local: Points in their link's frame [m], shape (P, 3).
+        """
+        spec, index = self.robot, list(body)
+        point = motion.pos[..., index, :] + _turn(motion.mat[..., index, :, :], local)  # (..., P, 3)
+        moved = [joint.body for joint in spec.joints]
+        mat = motion.mat[..., moved, :, :]  # (..., J, 3, 3)
+        axis = _turn(mat, state.new_tensor([joint.axis for joint in spec.joints]))
+        anchor = motion.pos[..., moved, :] + _turn(mat, state.new_tensor([joint.pos for joint in spec.joints]))
+        hinge = state.new_tensor([float(joint.kind == "hinge") for joint in spec.joints])[:, None]
+        moves = [[float(j in self._moving[b]) for j in range(len(spec.joints))] for b in index]
+        reach = state.new_tensor(moves)[..., None]  # (P, J, 1)
+        turning = (axis * hinge)[..., None, :, :]  # (..., 1, J, 3)
+        lever = point[..., :, None, :] - anchor[..., None, :, :]  # (..., P, J, 3)
+        linear = (_cross(turning, lever) + (axis * (1 - hinge))[..., None, :, :]) * reach
+        columns = (linear.transpose(-1, -2), (turning * reach).transpose(-1, -2))
+        if not spec.floating:
+            return PointJacobian(*columns)
+        eye = torch.eye(3, dtype=state.dtype, device=state.device)
+        wide = (*point.shape, 3)
+        back = quat_to_matrix(state[..., 3:7]).transpose(-1, -2)[..., None, :, :].expand(wide)
+        spin = _cross(eye, point[..., None, :]).transpose(-1, -2)
+        return PointJacobian(
+            torch.cat([back, spin, columns[0]], -1),
+            torch.cat([torch.zeros_like(back), eye.expand(wide), columns[1]], -1),
+        )
 
     def _root(self, state: Tensor, count: int, lead: torch.Size) -> tuple[Tensor, ...]:
         zero = state.new_zeros(*lead, count, 3)
