@@ -1,4 +1,4 @@
-"""The ``nerd-coupling`` command: list the robots, record a dataset."""
+"""The ``nerd-coupling`` command: list and draw the robots, record a dataset."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from nerd_core.command import print_json, run_command, say
+from nerd_core.figures import check_plot, save_figure
 
+from .drawing import contact_sheet
 from .random_efforts import RandomEfforts
 from .recording import RandomTargets, record
 from .robots import Robot, load_robot, robot_names
@@ -20,13 +22,18 @@ __all__ = ["main"]
 
 @dataclass(frozen=True, kw_only=True)
 class Robots:
-    """List the robots that ship with this package.
+    """List the robots that ship with this package, and draw them.
 
-    Example: nerd-coupling robots
+    Example: nerd-coupling robots --draw robots.png
     """
+
+    draw: Path | None = None
+    """Picture to write (.png, .svg or .pdf): all robots at their home poses; needs nerd-core[plot]."""
 
     def run(self) -> None:
         """Print the table, then one JSON document."""
+        if self.draw is not None:
+            check_plot(self.draw)
         table = Table(title="Robots")
         for head in (
             "name",
@@ -56,6 +63,9 @@ class Robots:
             found.append(row)
             table.add_row(*(str(value) for value in row.values()))
         Console(stderr=True).print(table)
+        if self.draw is not None:
+            save_figure(contact_sheet([load_robot(name) for name in robot_names()]), self.draw)
+            say(f"{self.draw}: {len(found)} robots")
         print_json(found)
 
 

@@ -1,4 +1,4 @@
-"""Robots by name: our own primitive-geometry MJCF, and everything read from it (description.py) rather than typed.
+"""Robots by name or file: our own primitive-geometry MJCF, and everything read from it (description.py), not typed.
 
 ``load_robot`` gives the description, ``build_model`` puts it on a terrain, ``set_terrain`` moves an
 existing model to another terrain without compiling again.
@@ -12,16 +12,22 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
-from typing import Literal
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
 
 import mujoco
 
 from nerd_contact import Probe
 from nerd_core.robot import RobotSpec
 from nerd_coupling.description import Point, is_box, probes, robot_spec
+from nerd_coupling.heightfield import add_field, set_field
+from nerd_coupling.robot_file import is_robot_file, menagerie_path, read_robot_file
+from nerd_coupling.shipped import SHIPPED
 from nerd_coupling.terrain import ABSENT, Terrain
 
 __all__ = [
+    "Object",
     "Point",
     "Robot",
     "build_model",
@@ -35,45 +41,21 @@ __all__ = [
 ]
 
 _FLOOR = "floor"
+_MENAGERIE = "menagerie:"
+# Chosen here: the model step of a robot from a file comes as near to this as its physics step allows [s].
+_MODEL_STEP = 0.02
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Shipped:
-    """What the MJCF file of a shipped robot does not say.
+class Object(NamedTuple):
+    """A free object that a robot handles: no part of the robot, and of no RobotSpec.
 
     Attributes:
-        file: MJCF file.
-        substeps: Physics steps per model step.
-        control: Kind of control.
-        feet: Foot geoms and sites.
-        spacing: Largest distance between neighbouring probes on a capsule [m].
-        margin: Largest gap of a contact row [m]; None for the encoder's own.
-        fixed_points: Probes that make NeRD's fixed list.
+        name: Name of its body.
+        mjcf: MJCF text of the object alone, one body with a free joint, placed where it starts.
     """
 
-    file: str
-    substeps: int
-    control: Literal["effort", "position"] = "effort"
-    feet: tuple[str, ...] = ()
-    spacing: float = 0.07
-    margin: float | None = None
-    fixed_points: tuple[str, ...] = ()
-
-
-_SHIPPED = {
-    "cartpole": _Shipped(file="cartpole.xml", substeps=5),
-    "double-pendulum": _Shipped(
-        file="double_pendulum.xml",
-        substeps=5,
-        # Against a plane the ends of a capsule say everything; the others serve edges.
-        spacing=0.375,
-        # NeRD's max(4 · radius, 0.12 m).
-        margin=0.4,
-        fixed_points=("link1_0", "link1_4", "link2_0", "link2_4"),
-    ),
-    "franka": _Shipped(file="franka.xml", substeps=9),
-    "go2": _Shipped(file="go2.xml", substeps=4, control="position", feet=("FR_foot", "FL_foot", "RR_foot", "RL_foot")),
-}
+    name: str
+    mjcf: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,12 +67,14 @@ class Robot:
         mjcf: MJCF text of the robot alone; without ground, unless it has a ``floor`` of its own.
         home_qpos: Home configuration (nq) [m, quaternion wxyz, rad]; legged robots stand.
         home_ctrl: Control at home (nu): position targets [rad] that hold it, or zero efforts.
-        foot_geoms: Names of the foot sphere geoms; sites of the same names mark their centres.
-        foot_sites: Names of the foot centre sites.
+        foot_geoms: Names of the geoms that the robot stands on, most of them spheres; sites of the same names mark
+            the centres of what touches.
+        foot_sites: Names of these sites.
         probes: The colliders as spheres, for the torch collider; none for a robot that touches nothing.
         points: Marked points: foot centres first, then the others.
         margin: Largest gap of a contact row [m]; None for the encoder's own.
         fixed_points: The probes that make NeRD's fixed list of contact points.
+        objects: Free objects it handles; ``build_model`` adds them on request.
     """
 
     spec: RobotSpec
@@ -103,6 +87,7 @@ class Robot:
     points: tuple[Point, ...]
     margin: float | None = None
     fixed_points: tuple[Probe, ...] = ()
+    objects: tuple[Object, ...] = ()
 
     @property
     def name(self) -> str:
@@ -117,25 +102,53 @@ class Robot:
 
 def robot_names() -> tuple[str, ...]:
     """Names that ``load_robot`` knows."""
-    return tuple(sorted(_SHIPPED))
+    return tuple(sorted(SHIPPED))
 
 
-def load_robot(name: str) -> Robot:
-    """A shipped robot by name.
+def load_robot(
+    name: str | Path,
+    *,
+    substeps: int | None = None,
+    floating: bool = False,
+    fit_meshes: bool = False,
+    touches_nothing: bool = False,
+) -> Robot:
+    """A shipped robot by name, or any robot from a file.
+
+    Args:
+        name: One of ``robot_names()``; the path of an MJCF or URDF file, as a Path or a text that ends in ``.xml``,
+            ``.mjcf`` or ``.urdf``; or ``menagerie:unitree_go2``, a robot of MuJoCo Menagerie, optionally with one of
+            its files, ``menagerie:unitree_go2/go2_mjx`` (extra ``nerd-coupling[menagerie]``, downloads at first use).
+        substeps: From files: physics steps per model step; by default what comes nearest to 20 ms.
+        floating: From files: give the root link a free joint, which URDF cannot say.
+        fit_meshes: From files: replace each mesh that collides by the capsule that MuJoCo fits to it.
+        touches_nothing: From files: accept a robot without a shape that collides.
 
     Raises:
-        ValueError: If the name is unknown; the message offers the nearest ones.
+        ValueError: If the name is unknown (the message offers the nearest ones), or the file is malformed or holds
+            what cannot be honoured (the message names the element).
     """
-    if name not in _SHIPPED:
+    path = menagerie_path(str(name).removeprefix(_MENAGERIE)) if str(name).startswith(_MENAGERIE) else None
+    if path is not None or is_robot_file(name):
+        text = read_robot_file(
+            path or Path(name), floating=floating, fit_meshes=fit_meshes, touches_nothing=touches_nothing
+        )
+        label = str(name).removeprefix(_MENAGERIE) if path else Path(name).stem
+        return _robot_from_text(text, label, substeps)
+    options = {"substeps": substeps, "floating": floating, "fit_meshes": fit_meshes, "touches_nothing": touches_nothing}
+    for option, value in options.items():
+        if value:
+            raise ValueError(f"{option} is {value}, but robot {name!r} is not from a file")
+    if name not in SHIPPED:
         close = difflib.get_close_matches(str(name).lower(), robot_names(), cutoff=0.4)
-        hint = f"did you mean {' or '.join(close)}?" if close else "no similar name."
+        hint = f"did you mean {close[0]}?" if close else "no similar name."
         raise ValueError(f"name {name!r}: expected one of {', '.join(robot_names())}; {hint}")
-    shipped = _SHIPPED[name]
-    text = (resources.files("nerd_coupling") / "assets" / shipped.file).read_text(encoding="utf-8")
+    shipped = SHIPPED[str(name)]
+    text = _asset(shipped.file)
     mj_model = mujoco.MjModel.from_xml_string(text)
     spheres, points = probes(mj_model, spacing=shipped.spacing)
     return Robot(
-        spec=robot_spec(mj_model, name=name, substeps=shipped.substeps, control=shipped.control),
+        spec=robot_spec(mj_model, name=str(name), substeps=shipped.substeps, control=shipped.control),
         mjcf=text,
         home_qpos=tuple(mj_model.key("home").qpos.tolist()),
         home_ctrl=tuple(mj_model.key("home").ctrl.tolist()),
@@ -145,25 +158,70 @@ def load_robot(name: str) -> Robot:
         points=tuple(points),
         margin=shipped.margin,
         fixed_points=tuple(probe for probe in spheres if probe.name in shipped.fixed_points),
+        objects=tuple(_object(_asset(file)) for file in shipped.objects),
     )
 
 
-def build_model(robot: Robot, terrain: Terrain, *, num_boxes: int = 1) -> mujoco.MjModel:
+def _asset(file: str) -> str:
+    return (resources.files("nerd_coupling") / "assets" / file).read_text(encoding="utf-8")
+
+
+def _object(text: str) -> Object:
+    return Object(mujoco.MjSpec.from_string(text).worldbody.first_body().name, text)
+
+
+def _robot_from_text(text: str, name: str, substeps: int | None) -> Robot:
+    """A robot of which only the MJCF text is known: control, home and rates are read from it."""
+    mj_model = mujoco.MjModel.from_xml_string(text)
+    if substeps is not None and substeps < 1:
+        raise ValueError(f"substeps is {substeps}, expected at least 1")
+    servo = bool(mj_model.nu) and mj_model.actuator_biasprm[0].any()
+    spec = robot_spec(
+        mj_model,
+        name=name,
+        substeps=substeps or max(1, round(_MODEL_STEP / mj_model.opt.timestep)),
+        control="position" if servo else "effort",
+    )
+    keys = [mj_model.key(i) for i in range(mj_model.nkey)]
+    home = next((key for key in keys if key.name == "home"), keys[0] if keys else None)
+    qpos = mj_model.qpos0 if home is None else home.qpos
+    if home is not None:
+        ctrl = home.ctrl
+    elif servo:
+        ctrl = qpos[mj_model.jnt_qposadr[mj_model.actuator_trnid[:, 0]]].clip(*mj_model.actuator_ctrlrange.T)
+    else:
+        ctrl = mj_model.actuator_ctrlrange[:, 0] * 0.0
+    spheres, points = probes(mj_model)
+    return Robot(
+        spec=spec,
+        mjcf=text,
+        home_qpos=tuple(qpos.tolist()),
+        home_ctrl=tuple(ctrl.tolist()),
+        foot_geoms=(),
+        foot_sites=(),
+        probes=tuple(spheres),
+        points=tuple(points),
+    )
+
+
+def build_model(robot: Robot, terrain: Terrain, *, num_boxes: int = 1, with_objects: bool = False) -> mujoco.MjModel:
     """Compile the robot on a terrain.
 
-    Ground geoms have contype 1, the robot's have contype 0 and conaffinity 1: the robot touches
+    Ground geoms have contype 1, a shipped robot's have contype 0 and conaffinity 1: the robot touches
     the ground and not itself. All models of one robot and one ``num_boxes`` have equal sizes.
 
     Args:
         robot: The robot.
         terrain: What it stands on.
         num_boxes: Boxes in the model (bodies ``box0``, ``box1`` ...); unused ones lie out of reach.
+        with_objects: Add the robot's objects. Their coordinates follow the robot's, 7 positions and 6 velocities
+            each, and ``qpos0`` places them; the keyframe is left out, for it knows the robot only.
 
     Raises:
         ValueError: If the terrain has more than ``num_boxes`` boxes.
     """
     terrain.padded(num_boxes)  # refuses before anything is compiled
-    spec = mujoco.MjSpec.from_string(robot.mjcf)
+    spec = mujoco.MjSpec.from_string(_with_objects(robot) if with_objects else robot.mjcf)
     spec.option.timestep = robot.spec.timestep
     world = spec.worldbody
     ground = {"contype": 1, "conaffinity": 1, "margin": 0.0}
@@ -187,9 +245,24 @@ def build_model(robot: Robot, terrain: Terrain, *, num_boxes: int = 1) -> mujoco
             mass=0.0,
             **ground,
         )
+    if terrain.field is not None:
+        add_field(spec, terrain.field.shape, **ground)
     mj_model = spec.compile()
     set_terrain(mj_model, terrain)
     return mj_model
+
+
+def _with_objects(robot: Robot) -> str:
+    """MJCF text of the robot and its objects; without keyframes, which know the robot only."""
+    # Joined as text: bodies that MjSpec attaches get a prefix to their names, or a warning.
+    root = ElementTree.fromstring(robot.mjcf)
+    world = root.find("worldbody")
+    assert world is not None
+    for item in robot.objects:
+        world.extend(ElementTree.fromstring(item.mjcf).iterfind("worldbody/body"))
+    for keyframe in root.findall("keyframe"):
+        root.remove(keyframe)
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 def build_models(robot: Robot, terrains: Iterable[Terrain], *, num_boxes: int = 1) -> dict[Terrain, mujoco.MjModel]:
@@ -201,6 +274,8 @@ def build_models(robot: Robot, terrains: Iterable[Terrain], *, num_boxes: int = 
         num_boxes: Boxes in every model.
     """
     different = list(dict.fromkeys(terrains))
+    # A model compiled with room for a height field serves the terrains without one too.
+    different.sort(key=lambda terrain: terrain.field is None)
     models = {different[0]: build_model(robot, different[0], num_boxes=num_boxes)}
     for terrain in different[1:]:
         models[terrain] = copy.copy(models[different[0]])
@@ -225,6 +300,7 @@ def set_terrain(mj_model: mujoco.MjModel, terrain: Terrain) -> None:
         mj_model.geom_aabb[geom, 3:] = box.half_size
         mj_model.bvh_aabb[mj_model.body_bvhadr[body], 3:] = box.half_size
         mj_model.geom_friction[geom, 0] = box.friction
+    set_field(mj_model, terrain.field)
     floor = mj_model.geom(_FLOOR).id
     mj_model.geom_friction[floor, 0] = terrain.floor_friction
     for pair in range(mj_model.npair):
@@ -237,6 +313,10 @@ def set_terrain(mj_model: mujoco.MjModel, terrain: Terrain) -> None:
         mj_model.geom_sameframe[floor] = mujoco.mjtSameFrame.mjSAMEFRAME_NONE
         mj_model.geom_pos[floor] = [c * terrain.floor_offset for c in terrain.floor_normal]
         mj_model.geom_quat[floor] = terrain.floor_quaternion
+        # The plane's bounding volume is a half space along its first pose: let it bound nothing, or the middle phase
+        # drops contacts.
+        first = mj_model.body_bvhadr[0]
+        mj_model.bvh_aabb[first : first + mj_model.body_bvhnum[0]] = [0.0, 0.0, 0.0, 1e10, 1e10, 1e10]
 
 
 def num_boxes(mj_model: mujoco.MjModel) -> int:

@@ -1,4 +1,4 @@
-"""What a robot stands on: a plane (z = 0 by default) and static boxes, as a value that every engine reads."""
+"""What a robot stands on: a plane (z = 0 by default), static boxes and a height field, as a value for every engine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from nerd_contact.heightfield import tile_maxima
+from nerd_coupling.heightfield import HeightField
 
 
 def _check_friction(name: str, value: float) -> None:
@@ -59,7 +62,7 @@ ABSENT = Box(center=(0.0, 0.0, -100.0), half_size=(0.5, 0.5, 0.5))
 
 @dataclass(frozen=True, kw_only=True)
 class Terrain:
-    """A plane and static boxes; ``Terrain()`` is the level ground z = 0.
+    """A plane, static boxes and a height field; ``Terrain()`` is the level ground z = 0.
 
     Attributes:
         boxes: Static boxes, world frame.
@@ -67,12 +70,14 @@ class Terrain:
         floor_normal: Unit normal of the plane towards the free side, world frame.
         floor_offset: Distance of the plane from the world's origin along the normal [m]: its points
             p have normal · p = offset.
+        field: Rough ground beside the plane, or None.
     """
 
     boxes: tuple[Box, ...] = ()
     floor_friction: float = 0.8
     floor_normal: tuple[float, float, float] = (0.0, 0.0, 1.0)
     floor_offset: float = 0.0
+    field: HeightField | None = None
 
     def __post_init__(self) -> None:
         _check_friction("floor_friction", self.floor_friction)
@@ -158,9 +163,13 @@ def scene(terrains: Terrain | Sequence[Terrain], *, num_boxes: int | None = None
         ``box_yaw`` (N, nb) [rad], ``friction`` (N, 1 + nb), floor first. Missing boxes lie at
         z = -100 m. Where a plane is not z = 0, or there are no boxes (``num_boxes`` 0) and so no
         tensors of them, also ``plane_normal`` (N, 3), world frame, and ``plane_offset`` (N,) [m].
+        Where any terrain has a height field of R by C points, also ``hfield_height`` (N, R, C) [m],
+        ``hfield_origin`` (N, 2) [m], ``hfield_spacing`` (N, 2) [m], ``hfield_friction`` (N,) and
+        ``hfield_tile``, the maxima of its tiles; terrains without one have it at z = -100 m.
 
     Raises:
-        ValueError: If there is no terrain, or one has more than ``num_boxes`` boxes.
+        ValueError: If there is no terrain, one has more than ``num_boxes`` boxes, or two have height
+            fields of different shapes.
     """
     group = [terrains] if isinstance(terrains, Terrain) else list(terrains)
     if not group:
@@ -179,4 +188,24 @@ def scene(terrains: Terrain | Sequence[Terrain], *, num_boxes: int | None = None
     if not count or not all(terrain.is_level for terrain in group):
         tensors["plane_normal"] = torch.tensor([terrain.floor_normal for terrain in group]).float()
         tensors["plane_offset"] = torch.tensor([terrain.floor_offset for terrain in group]).float()
+    shape = field_shape(group)
+    if shape is not None:
+        fields = [terrain.field or HeightField.absent(shape) for terrain in group]
+        tensors["hfield_height"] = torch.tensor([field.heights for field in fields]).float()
+        tensors["hfield_origin"] = torch.tensor([field.origin for field in fields]).float()
+        tensors["hfield_spacing"] = torch.tensor([field.spacing for field in fields]).float()
+        tensors["hfield_friction"] = torch.tensor([field.friction for field in fields]).float()
+        tensors["hfield_tile"] = tile_maxima(tensors["hfield_height"])
     return tensors
+
+
+def field_shape(terrains: Sequence[Terrain]) -> tuple[int, int] | None:
+    """Rows and columns of the terrains' height fields; None where there is none.
+
+    Raises:
+        ValueError: If two have different shapes: tensors and compiled models hold one.
+    """
+    shapes = sorted({terrain.field.shape for terrain in terrains if terrain.field is not None})
+    if len(shapes) > 1:
+        raise ValueError(f"height fields have {shapes[0]} and {shapes[1]} points, expected one shape for all terrains")
+    return shapes[0] if shapes else None

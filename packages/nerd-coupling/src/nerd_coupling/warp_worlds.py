@@ -93,6 +93,8 @@ class MjWarpWorlds:
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device is {device!r}, but no CUDA device is available")
         self._spec = robot.spec
+        if len({t.field for t in self.terrains}) > 1:
+            raise ValueError("terrains have different height fields, expected one: MuJoCo Warp shares it among worlds")
         num_boxes = max(1, *(len(t.boxes) for t in self.terrains))
         self.mj_model = build_model(robot, self.terrains[0], num_boxes=num_boxes)
         with self._on_device():
