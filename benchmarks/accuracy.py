@@ -14,16 +14,16 @@ pendulum by its mean joint error over 100 passive steps on each of NeRD's seven 
 --work and not repeated. Writes benchmarks/results/accuracy-<label>.json.
 """
 
-import dataclasses
 import json
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 import tyro
 from provenance import commit
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from nerd_contact import ContactEncoderConfig, ContactSetEncoder
@@ -32,11 +32,18 @@ from nerd_core.artifact import Model, ModelConfig, build_model
 from nerd_core.bench import identity
 from nerd_core.cartpole import CartPole, collect_cartpole
 from nerd_core.command import print_json, say, speaking_plainly
-from nerd_core.comparison import compare
+from nerd_core.comparison import paired_errors
 from nerd_core.dataset import Trajectories, split
 from nerd_core.device import select_device, uses_bfloat16
 from nerd_core.distributed import Group
-from nerd_core.evaluate import affine_baseline, state_error
+from nerd_core.evaluate import (
+    ZeroIncrement,
+    affine_baseline,
+    channel_names,
+    channel_sigma,
+    squared_error,
+    state_error,
+)
 from nerd_core.losses import RecursiveLoss, TeacherLoss
 from nerd_core.windows import TrajectoryPool, WindowSampler, seeded_generator
 from nerd_coupling import load_robot
@@ -56,6 +63,11 @@ BASELINES = {  # sizes of NeRD's released models
     "cartpole": NerdBaselineConfig(),
     "franka": NerdBaselineConfig(width=384),
     "double-pendulum": NerdBaselineConfig(block=16),
+}
+OURS = {  # chosen by benchmarks/ablation.py
+    "cartpole": FlashNerdConfig(width=96, spans=(3, 3), hidden=192, readout_hidden=512, readout_sharpness=2.5),
+    "franka": FlashNerdConfig(width=128, spans=(3, 3), hidden=256, readout_hidden=512),
+    "double-pendulum": FlashNerdConfig(width=96, spans=(3, 3), hidden=192, readout_hidden=96),
 }
 PUBLISHED = {
     "E_H of optimized NeRD, CartPole": (5.89e-5, 4.78e-4, 8.43e-3, 0.106),
@@ -89,13 +101,10 @@ class Claim:
     """Windows of ten frames per update, for all."""
     lr: float = 1e-3
     """Peak learning rate of both; NeRD's own."""
-    recursive: int = 800
+    recursive: int = 500
     """How many of our updates use the recursive loss, over 12 steps, with no more frames than a baseline's update."""
     precision: str = "auto"
     """Of the teacher-forced updates of all; auto is bfloat16 where the processor multiplies it."""
-    flash: Annotated[FlashNerdConfig, tyro.conf.arg(name="flash")] = dataclasses.field(
-        default_factory=lambda: FlashNerdConfig(width=96, spans=(3, 3), hidden=192, readout_hidden=96)
-    )
     out: Path = Path("benchmarks/results")
 
     def run(self) -> None:
@@ -188,22 +197,24 @@ class Claim:
             eval_horizons=(1, 15, 100),
             checkpoint_every=max(self.updates // 4, 1),
             recursive_horizon=RECURSIVE_HORIZON,
-            recursive_batch=max(10 * self.batch // (RECURSIVE_HORIZON + self.flash.receptive_field // 2), 1),
-            recursive_lr=self.lr / 2,
+            recursive_batch=max(10 * self.batch // (RECURSIVE_HORIZON + OURS[self.system].receptive_field // 2), 1),
+            recursive_lr=self.lr / 5,
         )
 
     def _train_all(self, seed: int, data: TrajectoryDataset, factor: float | None) -> dict[str, tuple[Path, float]]:
         """The best model of each training, and how long it took, evaluations included [s]."""
         settings = self.settings(seed)
         ours = replace(settings, steps=self.updates - self.recursive, recursive_steps=self.recursive)
+        if self.recursive:  # there the rate goes on falling
+            ours = replace(ours, lr_final=self.lr / 10)
         found = {
             BASELINE: self.fit(f"nerd-{seed}", data, BASELINES[self.system], settings),
-            UPDATES: self.fit(f"equal-updates-{seed}", data, self.flash, ours),
+            UPDATES: self.fit(f"equal-updates-{seed}", data, OURS[self.system], ours),
         }
         if factor is not None:
             names = ("steps", "recursive_steps", "eval_every", "checkpoint_every")
             longer = {name: int(getattr(ours, name) * factor) for name in names}
-            found[TIME] = self.fit(f"equal-time-{seed}", data, self.flash, replace(ours, **longer))
+            found[TIME] = self.fit(f"equal-time-{seed}", data, OURS[self.system], replace(ours, **longer))
         return found
 
     def fit(
@@ -230,7 +241,7 @@ class Claim:
         settings, device = self.settings(0), select_device("cpu")
         pool = TrajectoryPool([data.load()], device)
         rows, _ = split(data.num_trajectories, settings.val_fraction, 0)
-        theirs, ours = (build_model(config, data.robot) for config in (BASELINES[self.system], self.flash))
+        theirs, ours = (build_model(config, data.robot) for config in (BASELINES[self.system], OURS[self.system]))
         bfloat16 = uses_bfloat16(self.precision, device)
         teacher = TeacherLoss(WindowSampler(pool, rows, 10), None, bfloat16=bfloat16, compiled=False, group=Group())
         length, horizon = ours.config.receptive_field - 1, settings.recursive_horizon
@@ -267,39 +278,42 @@ class Claim:
     def _judge(self, runs: dict[int, dict[str, tuple[Path, float]]], data: TrajectoryDataset) -> dict[str, Any]:
         test = self.test_data()
         truth = test.load()
+        sigma = channel_sigma(data.robot, truth.states)
         affine = affine_baseline(data.robot, data.load().select(torch.arange(min(2000, data.num_trajectories))))
-        rows, common = [], {}
+        plain = {"zero increment": ZeroIncrement(data.robot), "affine": affine}
+        flat = {
+            name: squared_error(model, truth, HORIZONS[-1], sigma).mean(0).sqrt().tolist()
+            for name, model in plain.items()
+        }
+        rows, curves = [], ("at_step", "low", "high", "median", "ratio", "ratio_low", "ratio_high")
         for seed, found in runs.items():
-            models = {name: load_model(best)[0] for name, (best, _) in found.items()}
-            result = compare(models, truth, horizons=HORIZONS, affine=affine)
-            curves = ("at_step", "low", "high", "median", "ratio", "ratio_low", "ratio_high")
-            rows.append(
-                {
-                    "seed": seed,
-                    "models": {
-                        m.name: {
-                            "parameters": models[m.name].num_parameters,
-                            "updates": _updates(found[m.name][0]),
-                            "seconds": round(found[m.name][1], 1),
-                            **{curve: {h: getattr(m, curve)[h - 1] for h in result.horizons} for curve in curves},
-                        }
-                        for m in result.models
-                    },
+            result = paired_errors({name: self.squared(best, truth, sigma) for name, (best, _) in found.items()})
+            models = {
+                m.name: {
+                    "parameters": load_model(found[m.name][0])[0].num_parameters,
+                    "updates": _updates(found[m.name][0]),
+                    "seconds": round(found[m.name][1], 1),
+                    **{curve: {h: getattr(m, curve)[h - 1] for h in HORIZONS} for curve in curves},
                 }
-            )
-            say(
-                f"seed {seed}: "
-                + json.dumps({m.name: [m.ratio[h - 1] for h in result.horizons] for m in result.models})
-            )
-            common = {
-                "sigma": result.sigma,
-                "test_digest": test.digest,
-                "zero_increment": {h: result.zero_increment[h - 1] for h in result.horizons},
-                "affine": {h: (result.affine or ())[h - 1] for h in result.horizons},
+                for m in result
             }
+            rows.append({"seed": seed, "models": models})
+            say(f"seed {seed}: " + json.dumps({m.name: [m.ratio[h - 1] for h in HORIZONS] for m in result}))
+        common = {
+            "sigma": dict(zip(channel_names(data.robot), sigma.tolist(), strict=True)),
+            "test_digest": test.digest,
+            **{name: {h: curve[h - 1] for h in HORIZONS} for name, curve in flat.items()},
+        }
         names = [name for name in rows[0]["models"] if name != BASELINE]
         summary = {name: {h: [row["models"][name]["ratio"][h] for row in rows] for h in HORIZONS} for name in names}
         return {**common, "summary": {"ratio to optimized NeRD, per seed": summary}, "seeds": rows}
+
+    def squared(self, best: Path, truth: Trajectories, sigma: Tensor) -> Tensor:
+        """Squared errors of a trained model per trajectory and step, kept in its run folder."""
+        path = best.parent / "squared.safetensors"
+        if not path.exists():
+            save_file({"squared": squared_error(load_model(best)[0], truth, HORIZONS[-1], sigma).contiguous()}, path)
+        return load_file(path)["squared"]
 
     def _judge_grounds(self, runs: dict[int, dict[str, tuple[Path, float]]]) -> dict[str, Any]:
         """Mean joint error [rad] over 100 passive steps, per ground, of every seed's models."""
