@@ -15,7 +15,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import tyro
@@ -110,6 +110,8 @@ class Ablation:
     """Training trajectories of CartPole and of the double pendulum."""
     test_trajectories: int = 1024
     """New trajectories of CartPole, and of the double pendulum on each ground."""
+    parts: tuple[Literal["cartpole", "pooling", "rotation"], ...] = ("cartpole", "pooling", "rotation")
+    """Which of the three to do."""
     out: Path = Path("benchmarks/results")
 
     def run(self) -> None:
@@ -118,16 +120,20 @@ class Ablation:
         if path.exists():
             raise ValueError(f"--label: {path} exists, expected a new name")
         torch.set_num_threads(1)
-        document = {
+        document: dict[str, Any] = {
             "command": "benchmarks/ablation.py",
             "commit": commit(),
             "settings": {k: v if isinstance(v, int | str) else str(v) for k, v in asdict(self).items()},
             "machine": identity(torch.device("cpu")),
             "threads": 1,
-            "cartpole, E_H": self._cartpole(),
-            "double pendulum, joint errors [rad]": self._pooling(),
-            "go2, E_H": self._rotation(),
         }
+        for part in self.parts:
+            name, judge = {
+                "cartpole": ("cartpole, E_H", self._cartpole),
+                "pooling": ("double pendulum, joint errors [rad]", self._pooling),
+                "rotation": ("go2, E_H", self._rotation),
+            }[part]
+            document[name] = judge()
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
         print_json({"results": str(path), **{k: v for k, v in document.items() if "," in k}})

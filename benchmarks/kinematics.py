@@ -188,9 +188,9 @@ def _peer(spec: RobotSpec, state: Tensor) -> Callable[[], object] | None:
     """
     if util.find_spec("pytorch_kinematics") is None:
         return None
-    from pytorch_kinematics import chain as chains
-    from pytorch_kinematics import frame as frames
-    from pytorch_kinematics import transforms
+    from pytorch_kinematics import chain as chains  # pyright: ignore[reportMissingImports]
+    from pytorch_kinematics import frame as frames  # pyright: ignore[reportMissingImports]
+    from pytorch_kinematics import transforms  # pyright: ignore[reportMissingImports]
 
     kinds = {"hinge": "revolute", "slide": "prismatic"}
     joints = {joint.body: joint for joint in spec.joints}
