@@ -123,7 +123,11 @@ class Ablation:
         document: dict[str, Any] = {
             "command": "benchmarks/ablation.py",
             "commit": commit(),
-            "settings": {k: v if isinstance(v, int | str) else str(v) for k, v in asdict(self).items()},
+            "settings": {
+                k: v if isinstance(v, int | str) else str(v)
+                for k, v in asdict(self).items()
+                if k not in ("work", "out")
+            },
             "machine": identity(torch.device("cpu")),
             "threads": 1,
         }

@@ -119,7 +119,11 @@ class Claim:
         document: dict[str, Any] = {
             "command": "benchmarks/accuracy.py",
             "commit": commit(),
-            "settings": {k: v if isinstance(v, int | float | str | dict) else str(v) for k, v in asdict(self).items()},
+            "settings": {
+                k: v if isinstance(v, int | float | str | dict) else str(v)
+                for k, v in asdict(self).items()
+                if k not in ("work", "out")
+            },
             "targets": TARGETS[self.system],
             "published": PUBLISHED,
             "machine": identity(torch.device("cpu")),

