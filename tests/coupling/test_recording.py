@@ -217,3 +217,11 @@ def test_the_record_command_writes_a_dataset_that_opens(monkeypatch, tmp_path, c
     dataset = TrajectoryDataset.open(tmp_path / "d")
     assert dataset.robot == load_robot("go2").spec
     assert "1 shards" in capsys.readouterr().err
+
+
+def test_a_hand_on_a_fixed_base_is_no_robot_for_random_targets(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["record", "leap-cube", "--out", str(tmp_path / "data")])
+    assert stop.value.code == 2
+    assert "'leap-cube' has a fixed base, expected a floating one" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()

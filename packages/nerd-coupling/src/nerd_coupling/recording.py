@@ -252,6 +252,8 @@ class RandomTargets:
         heights: tuple[float, float] = (0.03, 0.30),
         terrains: int = 16,
     ) -> None:
+        if not robot.spec.floating:
+            raise ValueError(f"robot {robot.name!r} has a fixed base, expected a floating one for random targets")
         for name, value, least in (("rows", rows, terrains), ("horizon", horizon, 1)):
             if value < least:
                 raise ValueError(f"{name} is {value}, expected at least {least}")
