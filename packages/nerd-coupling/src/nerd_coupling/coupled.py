@@ -29,7 +29,7 @@ from .free_motion import FreeMotionConvention, free_motion_convention, implicit_
 from .launches import Launches, on_device
 from .one_way import OneWayRows
 from .robot_block import robot_block
-from .warp_worlds import _CAPACITY, _MAX_VALUE
+from .warp_worlds import _CAPACITY, _MAX_VALUE, step_memory
 from .worlds import masked_worlds
 
 __all__ = ["CoupledWorlds", "FreeAcceleration"]
@@ -131,20 +131,7 @@ class CoupledWorlds:
         self._change, self._force, self._external_acceleration = (
             wp.to_torch(array) for array in (self._warp_change, self._warp_force, self._warp_external_acceleration)
         )
-        # Everything but qpos and qvel that one step hands to the next.
-        self._memory = [
-            wp.to_torch(array)
-            for array in (
-                data.qacc_warmstart,
-                data.qacc,
-                data.act,
-                data.ctrl,
-                data.qfrc_applied,
-                data.xfrc_applied,
-                data.time,
-                data.overflow,
-            )
-        ]
+        self._memory = step_memory(data)
         self._bad = torch.zeros(nworld, dtype=torch.bool, device=self.device)
         self._qpos_index = torch.tensor(block.qpos, device=self.device)
         self._dof_index = torch.tensor(block.dofs, device=self.device)

@@ -113,20 +113,7 @@ class MjWarpWorlds:
         self.qvel = wp.to_torch(data.qvel)
         self.ctrl = wp.to_torch(data.ctrl)
         self._overflow = wp.to_torch(data.overflow)
-        # Everything but qpos and qvel that one step hands to the next.
-        self._memory = [
-            wp.to_torch(array)
-            for array in (
-                data.qacc_warmstart,
-                data.qacc,
-                data.act,
-                data.ctrl,
-                data.qfrc_applied,
-                data.xfrc_applied,
-                data.time,
-                data.overflow,
-            )
-        ]
+        self._memory = step_memory(data)
         self._bad = torch.zeros(nworld, dtype=torch.bool, device=self.device)
         self._use_graph = use_graph
         self._graph: Any = None
@@ -302,6 +289,21 @@ def _fill(array: Any, rows: list[np.ndarray]) -> None:
     """Write one host array per world, shapes (nworld, ...)."""
     view = wp.to_torch(array)
     view.copy_(torch.from_numpy(np.stack(rows)).reshape(view.shape))
+
+
+def step_memory(data: Any) -> list[Tensor]:
+    """Views of everything in MuJoCo Warp's Data but qpos and qvel that one step hands to the next."""
+    handed_on = (
+        data.qacc_warmstart,
+        data.qacc,
+        data.act,
+        data.ctrl,
+        data.qfrc_applied,
+        data.xfrc_applied,
+        data.time,
+        data.overflow,
+    )
+    return [wp.to_torch(array) for array in handed_on]
 
 
 @contextmanager
