@@ -73,6 +73,10 @@ with training_group(torch.device("cpu")) as group:
     except KeyboardInterrupt:
         TrainingRun.descend = descend
     train(data, sizes, config, out=here / "resumed", resume=True)
+
+tasks = Path("/proc/self/task")
+names = [(task / "comm").read_text().strip() for task in tasks.iterdir()] if tasks.exists() else []
+(here / f"threads-{{group.rank}}").write_text("\\n".join(names))
 """
 
 
@@ -109,6 +113,14 @@ def here(tmp_path_factory):
     (path / "stderr").write_text(done.stderr)
     train(data, SIZES, CONFIG, out=path / "one", progress=False)
     return path
+
+
+def test_no_thread_of_the_group_outlives_it(here):
+    for rank in (0, 1):
+        names = (here / f"threads-{rank}").read_text().split()
+        if not names:
+            pytest.skip("threads are counted in /proc, which this system has not")
+        assert not [name for name in names if "gloo" in name]
 
 
 def test_statistics_and_ridge_fit_equal_those_of_one_process_on_the_same_sample(here):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -121,6 +122,9 @@ def training_group(device: torch.device) -> Iterator[Group]:
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    # This module's functions have the default group as a default argument. The optimizer imports it: were there a group
+    # by then, its threads would outlive destroy_process_group and now and then abort the interpreter as it ends.
+    importlib.import_module("torch.distributed.nn.functional")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield Group(rank=dist.get_rank(), size=dist.get_world_size(), device=device)
