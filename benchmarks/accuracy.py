@@ -30,7 +30,7 @@ from nerd_contact import ContactEncoderConfig, ContactSetEncoder
 from nerd_core import FlashNerdConfig, NerdBaselineConfig, TrainConfig, TrajectoryDataset, load_model, rollout, train
 from nerd_core.artifact import Model, ModelConfig, build_model
 from nerd_core.bench import identity
-from nerd_core.cartpole import CartPole, collect_cartpole
+from nerd_core.cartpole import REACH, CartPole, collect_cartpole
 from nerd_core.command import print_json, say, speaking_plainly
 from nerd_core.comparison import paired_errors
 from nerd_core.dataset import Trajectories, split
@@ -93,6 +93,8 @@ class Claim:
     """Paired seeds of initialisation and sampling."""
     trajectories: int = 10_000
     """Training trajectories of 100 steps."""
+    reach: tuple[float, float, float, float] = REACH
+    """Starts of CartPole, in training and test: cart [m], pole [rad], speeds; NeRD once used 3.5 3.14159 10 10."""
     test_trajectories: int = 1024
     """New trajectories, for the double pendulum on each ground."""
     updates: int = 2000
@@ -158,7 +160,9 @@ class Claim:
     def _cartpole_data(self, name: str, trajectories: int, horizon: int, *, seed: int) -> TrajectoryDataset:
         if _complete(self.work / name):
             return TrajectoryDataset.open(self.work / name)
-        return collect_cartpole(self.work / name, trajectories=trajectories, horizon=horizon, seed=seed, resume=True)
+        return collect_cartpole(
+            self.work / name, trajectories=trajectories, horizon=horizon, seed=seed, reach=self.reach, resume=True
+        )
 
     def _recorded(self, name: str, trajectories: int, horizon: int, *, seed: int, **settings: Any) -> TrajectoryDataset:
         if not _complete(self.work / name):

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -103,6 +104,21 @@ def test_recorded_controls_act_from_their_own_state_to_the_next(tmp_path):
 def test_a_count_below_one_is_refused(tmp_path, setting):
     with pytest.raises(ValueError, match=setting):
         collect_cartpole(tmp_path / "d", **{setting: 0})
+
+
+def test_starts_fill_the_reach_that_was_asked_for(tmp_path):
+    data = collect_cartpole(tmp_path / "data", trajectories=200, horizon=1, reach=(3.5, 3.0, 10, 0), progress=False)
+    found = data.load().states[:, 0].abs().amax(0)
+    asked = torch.tensor([3.5, 3.0, 10, 0])
+    assert (found <= asked).all()
+    assert (found >= 0.9 * asked).all()
+
+
+@pytest.mark.parametrize("reach", [(1, 1, 1), (1, 4, 1, 1), (-1, 1, 1, 1), (1, 1, math.nan, 1), (math.inf, 1, 1, 1)])
+def test_a_reach_that_no_start_can_have_is_refused(tmp_path, reach):
+    with pytest.raises(ValueError, match="reach: got"):
+        collect_cartpole(tmp_path / "data", reach=reach, progress=False)
+    assert not (tmp_path / "data").exists()
 
 
 def test_the_affine_error_of_the_teacher_lies_in_the_reference_band():

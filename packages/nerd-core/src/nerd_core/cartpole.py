@@ -34,6 +34,8 @@ from .windows import seeded_generator
 __all__ = ["CartPole", "collect_cartpole"]
 
 SHARD_TRAJECTORIES = 1000
+REACH = (1.0, math.pi, 1.0, 1.0)
+"""Starts of NeRD's later recorders; its first release drew from ±(3.5, π, 10, 10)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,18 +136,23 @@ class CartPole:
         height = self.pole_mass * self.gravity * half * angle.cos()
         return kinetic + height + 0.5 * self.rail_stiffness * beyond**2
 
-    def record(self, count: int, horizon: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def record(
+        self, count: int, horizon: int, generator: torch.Generator, reach: tuple[float, ...] = REACH
+    ) -> tuple[Tensor, Tensor]:
         """Trajectories under uniform random forces, redrawn every model step.
 
-        They start uniformly with x within ±1 m, θ within ±π and both velocities within ±1.
+        Args:
+            count: Number of trajectories.
+            horizon: Model steps of each.
+            generator: Source of starts and forces.
+            reach: States start uniformly within plus and minus this: x [m], θ [rad], ẋ [m/s], θ̇ [rad/s].
 
         Returns:
             States (count, horizon+1, 4) and controls (count, horizon, 1), float64.
         """
-        reach = torch.tensor([1.0, math.pi, 1.0, 1.0], dtype=torch.float64)
         start = torch.rand(count, 4, dtype=torch.float64, generator=generator)
         force = torch.rand(count, horizon, 1, dtype=torch.float64, generator=generator)
-        states = [(2 * start - 1) * reach]
+        states = [(2 * start - 1) * torch.tensor(reach, dtype=torch.float64)]
         force = (2 * force - 1) * self.max_force
         for t in range(horizon):
             states.append(self.step(states[-1], force[:, t]))
@@ -158,6 +165,7 @@ def collect_cartpole(
     trajectories: int = 10_000,
     horizon: int = 100,
     seed: int = 0,
+    reach: tuple[float, float, float, float] = REACH,
     cartpole: CartPole | None = None,
     resume: bool = False,
     progress: bool = True,
@@ -169,6 +177,7 @@ def collect_cartpole(
         trajectories: Number of trajectories.
         horizon: Model steps T of each.
         seed: Seed of starts and forces.
+        reach: States start uniformly within plus and minus this: x [m], θ [rad], ẋ [m/s], θ̇ [rad/s].
         cartpole: Constants; None for NeRD's.
         resume: Go on with an interrupted recording.
         progress: Show progress on standard error.
@@ -179,13 +188,15 @@ def collect_cartpole(
     for name, value in (("trajectories", trajectories), ("horizon", horizon)):
         if value < 1:
             raise ValueError(f"{name}: got {value}, expected at least 1")
+    if not all(0 <= value < math.inf for value in reach) or len(reach) != 4 or reach[1] > math.pi:
+        raise ValueError(f"reach: got {reach}, expected four numbers of at least 0, the angle's at most π")
     cartpole = cartpole or CartPole()
     writer = TrajectoryWriter(
         out,
         cartpole.robot(),
         engine={"name": "nerd_core.cartpole", "version": 1, **asdict(cartpole)},
         seed=seed,
-        extra={"trajectories": trajectories, "horizon": horizon},
+        extra={"trajectories": trajectories, "horizon": horizon, "reach": list(reach)},
         resume=resume,
     )
     shards = math.ceil(trajectories / SHARD_TRAJECTORIES)
@@ -197,6 +208,6 @@ def collect_cartpole(
         for shard in range(first, shards):
             count = min(SHARD_TRAJECTORIES, trajectories - shard * SHARD_TRAJECTORIES)
             draw = seeded_generator(seed, "shard", shard)
-            writer.append(*cartpole.record(count, horizon, draw))
+            writer.append(*cartpole.record(count, horizon, draw, reach))
             bar.advance(count * horizon)
     return TrajectoryDataset.open(out)

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from .artifact import ModelConfig, load_context_encoder, load_model
 from .baseline import NerdBaselineConfig
-from .cartpole import collect_cartpole
+from .cartpole import REACH, collect_cartpole
 from .cli_bench import Bench
 from .cli_import import ImportTrajectories
 from .cli_inspect import AFFINE_TRAJECTORIES, Compare, Inspect, Rollouts
@@ -49,6 +49,8 @@ class CollectCartpole:
     """Model steps of each trajectory, 1/60 s each."""
     seed: int = 0
     """Seed of starts and forces."""
+    reach: tuple[float, float, float, float] = REACH
+    """Starts lie within plus and minus this: cart [m], pole [rad], their speeds; NeRD once used 3.5 3.14159 10 10."""
     resume: bool = False
     """Go on with an interrupted recording."""
 
@@ -59,6 +61,7 @@ class CollectCartpole:
             trajectories=self.trajectories,
             horizon=self.horizon,
             seed=self.seed,
+            reach=self.reach,
             resume=self.resume,
         )
         say(

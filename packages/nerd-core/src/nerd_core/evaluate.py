@@ -78,7 +78,7 @@ def state_error(robot: RobotSpec, predicted: Tensor, true: Tensor) -> Tensor:
     """
     first = 7 if robot.floating else 0
     joints = predicted[..., first : robot.nq] - true[..., first : robot.nq]
-    continuous = torch.tensor([joint.continuous for joint in robot.joints], device=true.device)
+    continuous = torch.tensor([joint.continuous for joint in robot.joints], dtype=torch.bool, device=true.device)
     joints = torch.where(continuous, wrap_angle(joints), joints)
     velocity = predicted[..., robot.nq :] - true[..., robot.nq :]
     if not robot.floating:
