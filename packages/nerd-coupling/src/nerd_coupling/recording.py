@@ -17,7 +17,7 @@ import mujoco
 import torch
 from torch import Tensor
 
-from nerd_contact import PrimitiveCollider
+from nerd_contact import ContactEncoderConfig, PrimitiveCollider
 from nerd_core import TrajectoryWriter
 from nerd_core.codec import wrap_angle
 from nerd_core.progress import RunProgress
@@ -29,6 +29,10 @@ from .terrain import Terrain, scene
 from .worlds import MujocoWorlds
 
 __all__ = ["Batch", "Proposal", "RandomTargets", "engine_identity", "place_on_ground", "record"]
+
+
+# Rollouts that are repeated at once to learn why they stopped.
+_REPEATED = 64
 
 
 class Batch(NamedTuple):
@@ -77,6 +81,9 @@ class Limits:
         joint_rate: Joint speed [rad/s].
         penetration: Depth of a first state inside the ground or a box [m].
         magnitude: Any entry of a state of a robot with a fixed base, which the first three do not concern; NeRD's.
+        rows: Contact rows within the margin of the robot's context encoder that any state of a trajectory may have;
+            give the encoder's ``max_rows`` and no row that the model should have seen is missing from the data. None
+            for no limit: the encoder then keeps the deepest.
     """
 
     speed: float = 8.0
@@ -84,6 +91,11 @@ class Limits:
     joint_rate: float = 60.0
     penetration: float = 0.02
     magnitude: float = 1e5
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows is not None and self.rows < 1:
+            raise ValueError(f"rows is {self.rows}, expected at least 1, or None for no limit")
 
 
 def record(
@@ -122,7 +134,8 @@ def record(
         ValueError: ``out`` holds something else, or a recording with other settings.
     """
     limits = limits or Limits()
-    collider = PrimitiveCollider(robot.spec, robot.probes) if robot.probes else None
+    if limits.rows is not None:
+        settings = {**settings, "max_rows": limits.rows}
     writer = TrajectoryWriter(
         out,
         robot.spec,
@@ -140,7 +153,7 @@ def record(
             states, controls, scenes = [], [], []
             for batch in propose(generator):
                 where = _scene(batch, num_boxes)
-                states_of, keep, reasons = _label(robot, batch, where, collider, limits, threads)
+                states_of, keep, reasons = _label(robot, batch, where, limits, threads)
                 for reason, count in reasons.items():
                     writer.reject(reason, count)
                 states.append(states_of[keep])
@@ -176,7 +189,6 @@ def _label(
     robot: Robot,
     batch: Batch,
     where: dict[str, Tensor],
-    collider: PrimitiveCollider | None,
     limits: Limits,
     threads: int | None,
 ) -> tuple[Tensor, Tensor, dict[str, int]]:
@@ -186,9 +198,15 @@ def _label(
     nworld = 1 if isinstance(terrain, Terrain) else len(terrain)
     with MujocoWorlds(robot, terrain, nworld, threads=threads) as worlds:
         states = worlds.rollout(batch.state, batch.control)
-    checks = {"non-finite": ~torch.isfinite(states).all(-1).all(-1)}
-    if collider is not None:
+    stopped = ~torch.isfinite(states).all(-1).all(-1)
+    checks = {"contact buffer full": _lost_contacts(robot, batch, stopped, threads), "non-finite": stopped}
+    if robot.probes:
+        margin = ContactEncoderConfig.margin if robot.margin is None else robot.margin
+        collider = PrimitiveCollider(robot.spec, robot.probes, margin=margin)
         checks["starts inside"] = collider(batch.state, where).gap.min(-1).values < -limits.penetration
+        if limits.rows is not None:
+            most = torch.stack([collider(now, where).count for now in states.unbind(1)], 1).amax(1)
+            checks["too many contact rows"] = most > limits.rows
     if spec.floating:
         rates = states[..., spec.nq :].abs().amax(1)
         checks["too fast"] = (
@@ -204,6 +222,21 @@ def _label(
         reasons[reason] = int((bad & keep).sum())
         keep &= ~bad
     return _wrapped(robot, states), keep, reasons
+
+
+def _lost_contacts(robot: Robot, batch: Batch, stopped: Tensor, threads: int | None) -> Tensor:
+    """Which of the rollouts (N,) that stopped did so because the engine had no room for their contacts, shape (N,)."""
+    lost = torch.zeros_like(stopped)
+    for rows in stopped.nonzero().flatten().split(_REPEATED) if bool(stopped.any()) else ():
+        terrain = Terrain() if batch.terrain is None else batch.terrain
+        own = terrain if isinstance(terrain, Terrain) else [terrain[i] for i in rows.tolist()]
+        # A rollout tells only that a row stopped; worlds that are stepped tell why.
+        with MujocoWorlds(robot, own, len(rows), threads=threads) as worlds:
+            worlds.set_state(batch.state[rows])
+            for control in batch.control[rows].unbind(1):
+                worlds.step(control)
+            lost[rows] = worlds.overflow
+    return lost
 
 
 def _wrapped(robot: Robot, states: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ The same face as ``MujocoWorlds`` (worlds.py). Float32 throughout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Self
@@ -170,6 +170,23 @@ class MjWarpWorlds:
         self.qvel[chosen] = rows[chosen, self._spec.nq :]
         self._bad[chosen] = False
         self._mark_bad()
+
+    def memory(self) -> dict[str, Tensor]:
+        """All that the next step depends on: :meth:`restore` goes on from it, on a CPU bit for bit.
+
+        Returns:
+            Copies with leading shape (nworld,): ``qpos``, ``qvel``, ``bad`` and what else a step hands to the next.
+        """
+        return {name: view.clone() for name, view in self._remembered().items()}
+
+    def restore(self, memory: Mapping[str, Tensor]) -> None:
+        """Go back to what :meth:`memory` gave, here or in another process."""
+        for name, view in self._remembered().items():
+            view.copy_(memory[name])
+
+    def _remembered(self) -> dict[str, Tensor]:
+        handed_on = {f"handed_on{i}": view for i, view in enumerate(self._memory)}
+        return {"qpos": self.qpos, "qvel": self.qvel, "bad": self._bad, **handed_on}
 
     def step(self, control: Tensor) -> Tensor:
         """One model step: ``substeps`` physics steps with the control held.

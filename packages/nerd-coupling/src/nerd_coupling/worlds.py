@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
@@ -96,6 +96,15 @@ class MujocoWorlds:
         rows[self._bad] = np.nan
         return torch.from_numpy(rows).float()
 
+    @property
+    def overflow(self) -> Tensor:
+        """Worlds in which MuJoCo ran out of room for contacts or constraint rows since ``set_state``, (nworld,) bool.
+
+        It then leaves some out; such a world is NaN.
+        """
+        full = [int(mujoco.mjtWarning.mjWARN_CONTACTFULL), int(mujoco.mjtWarning.mjWARN_CNSTRFULL)]
+        return torch.tensor([bool(data.warning.number[full].any()) for data in self._data])
+
     def set_state(self, state: Tensor, mask: Tensor | None = None) -> None:
         """Write states and forget everything else: solver warm start, clock, warnings.
 
@@ -116,6 +125,26 @@ class MujocoWorlds:
             self._bad[i] = not np.isfinite(rows[i]).all()
             if not self._bad[i]:
                 data.qpos[:], data.qvel[:] = np.split(rows[i], [self._spec.nq])
+
+    def memory(self) -> dict[str, Tensor]:
+        """All that the next step depends on: :meth:`restore` goes on from it bit for bit.
+
+        Returns:
+            ``integration`` (nworld, size) float64, MuJoCo's own integration state, and ``bad`` (nworld,) bool.
+        """
+        kind = mujoco.mjtState.mjSTATE_INTEGRATION
+        rows = np.empty((self.nworld, mujoco.mj_stateSize(self._models[0], kind)))
+        for model, data, row in zip(self._models, self._data, rows, strict=True):
+            mujoco.mj_getState(model, data, row, kind)
+        return {"integration": torch.from_numpy(rows), "bad": torch.from_numpy(self._bad.copy())}
+
+    def restore(self, memory: Mapping[str, Tensor]) -> None:
+        """Go back to what :meth:`memory` gave, here or in another process."""
+        rows = memory["integration"].cpu().numpy()
+        for model, data, row in zip(self._models, self._data, rows, strict=True):
+            mujoco.mj_resetData(model, data)
+            mujoco.mj_setState(model, data, row, mujoco.mjtState.mjSTATE_INTEGRATION)
+        self._bad[:] = memory["bad"].cpu().numpy()
 
     def step(self, control: Tensor) -> Tensor:
         """One model step: ``substeps`` physics steps with the control held.
