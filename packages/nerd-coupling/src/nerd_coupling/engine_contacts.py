@@ -19,7 +19,7 @@ from torch import Tensor
 from nerd_contact import ContactSet, Counterpart
 from nerd_coupling.contact_geoms import ContactGeoms
 
-__all__ = ["read_contacts"]
+__all__ = ["places", "read_contacts", "shallower"]
 
 # Largest of MuJoCo's exclusion numbers for contacts that count: 0 in the solver, 1 inside the gap.
 _LISTED = 1
@@ -177,10 +177,10 @@ def _rows(geoms: ContactGeoms, listed: _Listed, max_rows: int, dtype: torch.dtyp
     if geoms.reach is not None:
         exists = exists & (gap < geoms.reach)
     if geoms.fields:
-        exists = exists & ~(geoms.sphere[own] & _shallower(gap, exists, (world * len(geoms.link) + own), other))
+        exists = exists & ~(geoms.sphere[own] & shallower(gap, exists, (world * len(geoms.link) + own), other))
     if geoms.beyond is not None:  # only now: a deeper row may stand in the place of one that is not
         exists = exists & (gap >= geoms.beyond)
-    place = _places(gap, exists, world, worlds, max_rows)
+    place = places(gap, exists, world, worlds, max_rows)
 
     sign = torch.ones_like(gap)
     sign[count:] = -1
@@ -222,7 +222,7 @@ def _velocity(geoms: ContactGeoms, listed: _Listed, world: Tensor, geom: Tensor,
     return linear + torch.linalg.cross(angular, point - listed.com[world, geoms.root[body]])
 
 
-def _shallower(gap: Tensor, exists: Tensor, first: Tensor, second: Tensor) -> Tensor:
+def shallower(gap: Tensor, exists: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Which entries (E,) are not the deepest of those with their pair of labels."""
     order = _sorted(gap, exists)
     for label in (second, first):
@@ -234,7 +234,7 @@ def _shallower(gap: Tensor, exists: Tensor, first: Tensor, second: Tensor) -> Te
     return found
 
 
-def _places(gap: Tensor, exists: Tensor, world: Tensor, worlds: int, rows: int) -> Tensor:
+def places(gap: Tensor, exists: Tensor, world: Tensor, worlds: int, rows: int) -> Tensor:
     """Place of each entry (E,) in a table of ``worlds`` times ``rows``, the deepest first; behind it for the rest."""
     order = _sorted(gap, exists)
     label = torch.where(exists, world, worlds)[order]
