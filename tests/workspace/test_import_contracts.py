@@ -12,6 +12,7 @@ NOT_LOADED = {
     "nerd-contact": SIMULATORS | {"matplotlib", "onnx", "onnxruntime", "onnxscript"},
     "nerd-coupling": {"matplotlib", "imageio", "viser", "onnx", "onnxruntime", "onnxscript"},
     "nerd-mpc": {"matplotlib", "imageio", "viser", "onnx", "onnxruntime", "onnxscript"},
+    "nerd-rl": {"rsl_rl", "tensordict", "tensorboard", "matplotlib", "imageio", "onnx", "onnxruntime", "onnxscript"},
     "nerd-deploy": SIMULATORS | {"torch", "onnx", "onnxruntime", "onnxscript", "tensorrt"},
 }
 

@@ -12,6 +12,7 @@ ABSENT = {
     "nerd-contact": {"numpy", "mujoco", "mujoco-warp", "warp-lang", "newton", "onnx"},
     "nerd-coupling": {"matplotlib", "imageio", "onnx", "onnxruntime"},
     "nerd-mpc": {"onnx", "onnxscript", "onnxruntime"},
+    "nerd-rl": {"matplotlib", "imageio", "onnxruntime"},
     "nerd-deploy": {"torch", "mujoco", "warp-lang", "newton", "onnx", "onnxscript"},
 }
 # Modules of these names come with an extra of the package; a module may fail for want of them.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAMS = ("nerd-core", "nerd-coupling", "nerd-mpc", "nerd-deploy")
+PROGRAMS = ("nerd-core", "nerd-coupling", "nerd-mpc", "nerd-rl", "nerd-deploy")
 
 
 def _say(program, arguments, capsys):
