@@ -65,7 +65,7 @@ BASELINES = {  # sizes of NeRD's released models
     "double-pendulum": NerdBaselineConfig(block=16),
 }
 OURS = {  # chosen by benchmarks/ablation.py
-    "cartpole": FlashNerdConfig(width=96, spans=(3, 3), hidden=192, readout_hidden=512, readout_sharpness=2.5),
+    "cartpole": FlashNerdConfig(width=96, spans=(3, 3), hidden=192, readout_hidden=2048, readout_sharpness=2.5),
     "franka": FlashNerdConfig(width=128, spans=(3, 3), hidden=256, readout_hidden=512),
     "double-pendulum": FlashNerdConfig(width=96, spans=(3, 3), hidden=192, readout_hidden=96),
 }

@@ -30,8 +30,8 @@ TARGETS = {"every batch": 10.0, "best batch": 55.0}
 ARCHITECTURES = {
     "flash 64 × (2,2), hidden 128": FlashNerdConfig(width=64, spans=(2, 2), hidden=128, readout_hidden=64),
     "flash 96 × (3,3), hidden 192": FlashNerdConfig(width=96, spans=(3, 3), hidden=192, readout_hidden=96),
-    "flash 96 × (3,3), hidden 192, readout 512": FlashNerdConfig(
-        width=96, spans=(3, 3), hidden=192, readout_hidden=512, readout_sharpness=2.5
+    "flash 96 × (3,3), hidden 192, readout 2048": FlashNerdConfig(
+        width=96, spans=(3, 3), hidden=192, readout_hidden=2048, readout_sharpness=2.5
     ),
     "flash 128 × (3,3,3), hidden 256": FlashNerdConfig(),
 }
